@@ -66,7 +66,7 @@ struct LargeResult<'a> {
 
 impl LargeResult<'_> {
     fn in_buffer(&self, text: Bytes) -> Phase {
-        let result = self.result.clone().in_buffer(text);
+        let result = self.result.clone().held_by(|_| text);
         Phase::Settled(Outcome::Returned { result, is_error: self.is_error })
     }
 }
@@ -115,7 +115,7 @@ impl Engine {
         match answer {
             JsonPieces::Whole(text) if text.len() >= JsonPieces::SHARED_MIN => {
                 let held = self.results.limits.answers_to(principal).hold(text.bytes().clone())?;
-                Ok(text.in_buffer(held).into())
+                Ok(text.held_by(|_| held).into())
             }
             answer @ (JsonPieces::Whole(_) | JsonPieces::Text(_) | JsonPieces::Pieces(_)) => Ok(answer),
         }

@@ -487,6 +487,7 @@ impl StatelessFace {
                 progress: request.metadata.progress_token.clone().map(MonotonicProgress::new),
                 life_signs: self.served.settings.life_signs,
                 logs: request.metadata.log_level.map_or(LogFilter::None, LogFilter::From),
+                share: self.served.engine.limits().answers_to(&request.caller.principal),
             },
             metadata: request.metadata,
             promotable,

@@ -67,6 +67,11 @@ impl ReadLimits {
         }
     }
 
+    /// As [`Self::rehold`] for an edited text, unless it is a part of `original`, which holds its bytes.
+    pub(crate) fn rehold_edited(&self, text: Bytes, original: &[u8]) -> Bytes {
+        if original.as_ptr_range().contains(&text.as_ptr()) { text } else { self.rehold(text) }
+    }
+
     /// Whether the answer is an outcome that has an owner which keeps it.
     pub(crate) fn is_kept(&self) -> bool {
         self.share.as_ref().is_some_and(AnswerShare::is_kept)

@@ -104,10 +104,10 @@ impl Payload {
         scan::items(&self.text).map(|span| Self::from_scanned(self.text.slice(span)))
     }
 
+    /// The same text in another buffer.
     #[must_use]
-    pub(crate) fn in_buffer(self, text: Bytes) -> Self {
-        debug_assert_eq!(self.text.len(), text.len(), "another text");
-        Self { text, ..self }
+    pub(crate) fn held_by(self, attach: impl FnOnce(Bytes) -> Bytes) -> Self {
+        Self { text: attach(self.text), ..self }
     }
 
     /// Copies the text out of a larger buffer, so that keeping a small payload does not keep a large body alive.

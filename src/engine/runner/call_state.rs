@@ -27,8 +27,7 @@ pub(super) fn outcome_of(result: Payload, share: Option<&AnswerShare>) -> Outcom
         Err(reason) => return Outcome::lost(GatewayFault::new(reason, Executed::Yes)),
     };
     let share = share.filter(|_| (FREE_BYTES + 1..length).contains(&result.len()));
-    let held = share.map(|share| share.rehold(result.bytes().clone()));
-    let result = if let Some(text) = held { result.in_buffer(text) } else { result };
+    let result = if let Some(share) = share { result.held_by(|text| share.rehold(text)) } else { result };
     Outcome::Returned { result, is_error }
 }
 

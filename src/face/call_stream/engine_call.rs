@@ -158,7 +158,8 @@ impl<D: FaceDialect + 'static> CallView<D> {
         let state = self.rounds.as_ref().and_then(|rounds| rounds.seal(task, round));
         match (&task.phase, state) {
             (Phase::AwaitingInput(open), Some(state)) => {
-                RequestAnswer::Result(inputs::input_required(open, &state, &server_meta(&self.server_info)).into())
+                let asks = inputs::input_required(open, &state, &server_meta(&self.server_info));
+                RequestAnswer::Result(asks.held_by(|text| self.notices.share.rehold(text)).into())
             }
             _ => RequestAnswer::Fault(INTERNAL),
         }

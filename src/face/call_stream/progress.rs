@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
+use crate::answer_budget::AnswerShare;
 use crate::dialect::negotiate::LogLevel;
 use crate::upstream::{Progress, ServerNotification};
 use crate::wire::framing::{BodyPart, SseEvent};
@@ -20,6 +21,8 @@ pub struct CallNotices {
     /// Whether life signs are progress, if the client requested any, and not comments.
     pub life_signs: bool,
     pub logs: LogFilter,
+    /// The account for copies of large messages.
+    pub share: AnswerShare,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,13 +53,19 @@ impl CallNotices {
     }
 
     /// A log message, unless the client set no level, or a higher one (MOD-23).
-    pub fn log(&self, (name, params): &ServerNotification) -> Option<Bytes> {
+    pub fn log(&self, received: &ServerNotification) -> Option<Bytes> {
+        let (name, params) = received;
         let is_wanted = match self.logs {
             LogFilter::None => false,
             LogFilter::From(wanted) => LogLevel::of(params.as_ref().and_then(Object::of).as_ref()) >= Some(wanted),
             LogFilter::All => true,
         };
-        (is_wanted && **name == *method::LOG_MESSAGE).then(|| envelope::notification(name, params.as_ref()))
+        (is_wanted && **name == *method::LOG_MESSAGE).then(|| self.notification(received))
+    }
+
+    /// A notification for the client. It takes the bytes that the server's message held until now (B190).
+    pub fn notification(&self, (name, params): &ServerNotification) -> Bytes {
+        self.share.rehold(envelope::notification(name, params.as_ref()))
     }
 }
 
@@ -207,7 +216,22 @@ pub(in crate::face) fn progress_token(params: &Object) -> Option<Payload> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::answer_budget::{AnswerBudget, FREE_BYTES};
+    use crate::task::Principal;
     use crate::wire::framing::SseDecoder;
+
+    /// B190: it is a copy of the server's message.
+    #[test]
+    fn b190_a_log_message_holds_its_bytes_until_its_client_has_it() {
+        let budget = AnswerBudget::default();
+        let share = budget.share(&Principal::local(), usize::MAX);
+        let notices = CallNotices { progress: None, life_signs: false, logs: LogFilter::All, share };
+        let log = Payload::text(&"x".repeat(2 * FREE_BYTES));
+        let message = notices.log(&(Arc::from(method::LOG_MESSAGE), Some(log))).unwrap();
+        assert_eq!(budget.in_use(), message.len());
+        drop(message);
+        assert_eq!(budget.in_use(), 0);
+    }
 
     fn real(rising: &mut MonotonicProgress, text: &str) -> Option<String> {
         let value = Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap();

@@ -147,8 +147,8 @@ impl CombinedUpstreams {
         let next = gathered.items.get(until).map(|(at, index, _)| format!("{}:{index}", self.settings.upstreams[*at]));
         let page = ObjectWriter::new().member(list.items(), &Payload::of(&items));
         let page = page.optional_text("nextCursor", next.as_deref()).finish();
-        let held = self.common().engine.limits().answers_to(client.principal()).rehold(page.bytes().clone());
-        Ok(Ok(page.in_buffer(held)))
+        let share = self.common().engine.limits().answers_to(client.principal());
+        Ok(Ok(page.held_by(|text| share.rehold(text))))
     }
 
     fn read_cursor(&self, client: &EndpointClient, cursor: &Payload) -> Option<(usize, usize)> {

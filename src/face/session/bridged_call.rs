@@ -36,7 +36,7 @@ use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::metric;
 use crate::task::{Caller, ClientKind, Failure, HandleSupport, Idempotency, Outcome, Plan, Principal, Reason, Task};
 use crate::upstream::{CallContext, ForwardedHeaders, ServerNotification, Upstream, UpstreamTaskMode};
-use crate::wire::envelope::{self, Params, Request};
+use crate::wire::envelope::{Params, Request};
 use crate::wire::framing::BodyPart;
 use crate::wire::meta::CLIENT_CAPABILITIES;
 use crate::wire::object::ObjectWriter;
@@ -177,7 +177,12 @@ fn notices_before_result(
         (None, AnswerEra::Stateless) => LogFilter::None,
         (None, AnswerEra::Sessions) => LogFilter::All,
     };
-    CallNotices { progress: token.map(MonotonicProgress::new), life_signs: shared.served.settings.life_signs, logs }
+    CallNotices {
+        progress: token.map(MonotonicProgress::new),
+        life_signs: shared.served.settings.life_signs,
+        logs,
+        share: shared.served.engine.limits().answers_to(&caller.caller.principal),
+    }
 }
 
 /// The idempotency key of a call, if it has one. Checks the tool's limits for arguments first.
@@ -339,7 +344,7 @@ impl BridgedCall {
         let may_see = || self.shared.served.may_see(&self.caller, name, params.as_ref().and_then(Object::of).as_ref());
         match &**name {
             method::LOG_MESSAGE => self.notices.log(received),
-            name => may_see().then(|| envelope::notification(name, params.as_ref())),
+            _ => may_see().then(|| self.notices.notification(received)),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::face::http::{FaceResponse, Inbound};
 use crate::face::list_walks::ListReader;
 use crate::wire::envelope::Request;
 use crate::wire::list_pages::sent_cursor;
-use crate::wire::{Object, Payload, method};
+use crate::wire::{Payload, method};
 
 impl SessionFaceState {
     /// The tools that the session's client gets in place of tasks, if any.

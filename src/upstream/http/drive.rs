@@ -110,7 +110,6 @@ pub(super) struct HttpCall {
     pub(super) source: SessionSource,
     first_byte: Option<Duration>,
     forwarded: ForwardedHeaders,
-    pub(super) limits: ReadLimits,
     pub(super) began: Instant,
     pub(super) deadline: Option<Instant>,
     /// Whether the owner receives events of the upstream's task.
@@ -145,7 +144,6 @@ impl HttpCall {
             source,
             first_byte: context.timeouts.first_byte,
             forwarded: context.forwarded.clone(),
-            limits: ReadLimits::of_call(context),
             began,
             deadline,
             is_watched: context.native_task.is_watched(),
@@ -190,7 +188,7 @@ impl HttpCall {
         let session = self.session();
         let response = self.head(&session, message.clone(), handed_over).await?;
         // Boxed: the code after the long wait needs more memory than the wait.
-        let mut opened = Box::pin(session.open(response, &self.call.id, &self.limits)).await;
+        let mut opened = Box::pin(session.open(response, &self.call.id, &self.call.limits)).await;
         if matches!(opened, Err(ResponseRefusal::SessionLost)) {
             opened = Box::pin(self.post_again(&session, message)).await?;
         }
@@ -213,12 +211,12 @@ impl HttpCall {
         // Boxed: few sessions are lost, and each call would hold the memory of this.
         let session = Box::pin(self.renew(lost)).await?;
         let response = self.head(&session, message, &HandedOver::default()).await?;
-        Ok(session.open(response, &self.call.id, &self.limits).await)
+        Ok(session.open(response, &self.call.id, &self.call.limits).await)
     }
 
     /// Returns the response's head. A server that responds in JSON sends it only after its tool has ended.
     async fn head(&self, session: &UpstreamSession, message: Bytes, handed_over: &HandedOver) -> AnswerResult {
-        let with = |post: OutgoingRequest| post.forwarding(self.forwarded.clone()).kept_if(self.limits.is_kept());
+        let with = |post: OutgoingRequest| post.forwarding(self.forwarded.clone()).kept_if(self.call.limits.is_kept());
         let head = session.post_with(message, with, handed_over);
         let Some(max) = self.first_byte else { return head.await };
         tokio::time::timeout(max, head).await.unwrap_or_else(|_| {
@@ -280,7 +278,7 @@ impl HttpCall {
     fn awaited(&self) -> AwaitedRequest<'_> {
         AwaitedRequest {
             id: &self.call.id,
-            limits: self.limits.clone(),
+            limits: self.call.limits.clone(),
             positions: &self.positions,
             call: Some(&self.call),
         }
@@ -385,7 +383,7 @@ impl HttpCall {
                 (head.map_err(|_| BodyReadError::Idle.into_fault())??, Some(SILENCE_MAX), TAKE_UP_MAX)
             }
         };
-        let limits = ReadLimits { idle, ..self.limits.clone() };
+        let limits = ReadLimits { idle, ..self.call.limits.clone() };
         let positions = Mutex::default();
         let awaited = AwaitedRequest { id: &id, limits: limits.clone(), positions: &positions, call: None };
         match session.open(response, &id, &limits).await {

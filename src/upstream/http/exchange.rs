@@ -18,6 +18,7 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::exchange::ExchangeClass;
 use crate::upstream::outgoing::{HandedOver, SessionHeaders};
 use crate::upstream::own_ids;
+use crate::upstream::reply::ReadLimits;
 use crate::upstream::session::calls::{SessionCall, UpstreamTaskState};
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
 use crate::upstream::upstream_health::HealthMark;
@@ -75,7 +76,7 @@ impl HttpExchange {
         let params = with_token(request.params, context.progress.then_some(&id));
         let params = if is_native { with_task(params, context.native_task.deadline()) } else { params };
         let message = envelope::request(&id, &request.method, params.as_ref());
-        let (call, queue) = SessionCall::new(id, asked);
+        let (call, queue) = SessionCall::new(id, asked, ReadLimits::of_call(context));
         let http_call = HttpCall::new(call, session, source, context, Arc::default());
         let handed_over = &context.handed_over;
         let start = CallStart::Post { message, handed_over: Arc::clone(handed_over) };
@@ -112,7 +113,7 @@ impl HttpExchange {
                 (source.adopt(link, resumed.credentials, tasks), made, CallStart::Task, Arc::clone(above))
             }
         };
-        let (call, queue) = SessionCall::new(resumed.request, native);
+        let (call, queue) = SessionCall::new(resumed.request, native, ReadLimits::of_call(context));
         for ask in resumed.open.iter().filter_map(RequestId::from_payload) {
             call.adopt_question(&ask);
         }

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, SetOnce, mpsc};
 
 use crate::upstream::ExchangeEvent;
+use crate::upstream::reply::ReadLimits;
 use crate::wire::{Payload, RequestId};
 
 /// A full queue blocks the call's own stream; events of the session's stream are refused instead.
@@ -26,6 +27,7 @@ pub(crate) struct SessionCall {
     pub(crate) may_be_task: bool,
     /// The upstream notified that the task changed: only a hint (UPC-02).
     pub(crate) hint: Notify,
+    pub(crate) limits: ReadLimits,
     /// The queue holds pointers: it has dozens of slots, and most calls send no event.
     events: mpsc::Sender<Box<ExchangeEvent>>,
     /// Events that were queued, and those about to be: for a moment, more than there are.
@@ -66,7 +68,11 @@ pub(crate) enum AskRefusal {
 }
 
 impl SessionCall {
-    pub(crate) fn new(id: RequestId, native: UpstreamTaskState) -> (Arc<Self>, mpsc::Receiver<Box<ExchangeEvent>>) {
+    pub(crate) fn new(
+        id: RequestId,
+        native: UpstreamTaskState,
+        limits: ReadLimits,
+    ) -> (Arc<Self>, mpsc::Receiver<Box<ExchangeEvent>>) {
         let (events, queue) = mpsc::channel(EVENTS_MAX);
         let may_be_task = matches!(native, UpstreamTaskState::Asked);
         let task = match native {
@@ -74,7 +80,7 @@ impl SessionCall {
             UpstreamTaskState::Asked | UpstreamTaskState::Never => SetOnce::new(),
         };
         let (hint, queued, questions) = (Notify::new(), AtomicU64::new(0), Mutex::default());
-        (Arc::new(Self { id, task, may_be_task, hint, events, queued, questions }), queue)
+        (Arc::new(Self { id, task, may_be_task, hint, limits, events, queued, questions }), queue)
     }
 
     /// Queues an event, waiting for room. Without a receiver it is dropped.
@@ -230,7 +236,7 @@ mod tests {
     use super::*;
 
     fn call(id: &str) -> Arc<SessionCall> {
-        SessionCall::new(RequestId::text(id), UpstreamTaskState::Never).0
+        SessionCall::new(RequestId::text(id), UpstreamTaskState::Never, ReadLimits::of_bytes(0)).0
     }
 
     #[test]
@@ -285,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_message_that_names_a_task_goes_to_no_other_tasks_call() {
-        let call_of = |id, native| SessionCall::new(RequestId::text(id), native).0;
+        let call_of = |id, native| SessionCall::new(RequestId::text(id), native, ReadLimits::of_bytes(0)).0;
         let calls = SessionCalls::default();
         let waiting = call_of("tg:1", UpstreamTaskState::Asked);
         calls.enter(&waiting);

@@ -9,14 +9,18 @@ use bytes::Bytes;
 
 use super::UpstreamSession;
 use super::calls::{AskRefusal, SessionCall};
+use crate::answer_budget::FREE_BYTES;
 use crate::dialect::plain::TOO_MANY_QUESTIONS;
 use crate::dialect::relay_core_2025_11_25 as relay;
-use crate::upstream::{ExchangeEvent, Progress, ServerNotification};
+use crate::upstream::reply::ReadLimits;
+use crate::upstream::{ExchangeEvent, Progress};
 use crate::wire::envelope::Params;
 use crate::wire::object::ObjectWriter;
 use crate::wire::progress::{self, ProgressView};
 use crate::wire::rpc_error::{INTERNAL_ERROR, METHOD_NOT_FOUND};
-use crate::wire::{Message, Notification, Object, Payload, Request, RequestId, RpcError, envelope, meta, method};
+use crate::wire::{
+    Message, Notification, Object, Payload, Request, RequestId, RpcError, envelope, meta, method, one_line,
+};
 
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 /// Largest params of a notification that belongs to no call: cached tool lists and slow listeners keep hundreds.
@@ -24,7 +28,7 @@ const NEWS_BYTES_MAX: usize = 8 * 1024;
 
 enum NotificationSubject {
     Progress(RequestId, Progress),
-    Log(ServerNotification),
+    Log,
     Withdrawn(Payload),
     TaskChanged(String),
     News,
@@ -50,7 +54,7 @@ impl UpstreamSession {
             NotificationSubject::Progress(token, progress) if call.id == token => {
                 call.queue(ExchangeEvent::Progress(progress)).await;
             }
-            NotificationSubject::Log(log) => call.queue(ExchangeEvent::Notification(log)).await,
+            NotificationSubject::Log => call.queue(notified(&notification, &call.limits)).await,
             NotificationSubject::Withdrawn(ask) if call.withdraw(&ask) => {
                 call.queue(ExchangeEvent::Withdrawn { ask }).await
             }
@@ -61,8 +65,7 @@ impl UpstreamSession {
             },
             // In a client's own session that client is the only one to be notified (LEG-20).
             NotificationSubject::News if self.handshake().is_none() => {
-                let news = (Arc::from(notification.method), unrelated(notification.params));
-                call.queue(ExchangeEvent::Notification(news)).await;
+                call.queue(notified(&notification, &call.limits)).await;
             }
             NotificationSubject::News => self.publish(notification),
             NotificationSubject::Progress(..) | NotificationSubject::Withdrawn(_) | NotificationSubject::Unusable => {
@@ -143,14 +146,15 @@ impl UpstreamSession {
                 call.withdraw(&ask);
                 (call, ExchangeEvent::Withdrawn { ask })
             }
-            NotificationSubject::Log(log) => {
+            NotificationSubject::Log => {
                 let call = match matching {
                     CallMatch::Pooled => self.calls.only(),
                     CallMatch::Named | CallMatch::OnlyTask | CallMatch::OnlyOne => {
                         self.of_task(&relay::related_task(notification.params.object()?)?, matching)
                     }
-                };
-                (call?, ExchangeEvent::Notification(log))
+                }?;
+                let event = notified(notification, &call.limits);
+                (call, event)
             }
             NotificationSubject::News | NotificationSubject::Unusable => return None,
         };
@@ -193,7 +197,7 @@ impl UpstreamSession {
                 Some(ExchangeEvent::Asked {
                     ask: request.id.payload(),
                     method: Arc::from(request.method),
-                    params: unrelated(request.params),
+                    params: unrelated(&request.params, &call.limits),
                 })
             }
             Err(AskRefusal::Again) => {
@@ -230,10 +234,10 @@ pub(crate) fn unassigned_answer(request: &Request) -> Bytes {
 }
 
 /// The event in a notification on the stream of the request `id`; `None` if there is none.
-pub(crate) fn about_call(notification: &Notification, id: &RequestId) -> Option<ExchangeEvent> {
+pub(crate) fn about_call(notification: &Notification, id: &RequestId, limits: &ReadLimits) -> Option<ExchangeEvent> {
     match read(notification) {
         NotificationSubject::Progress(token, progress) => (token == *id).then_some(ExchangeEvent::Progress(progress)),
-        NotificationSubject::Log(log) => Some(ExchangeEvent::Notification(log)),
+        NotificationSubject::Log => Some(notified(notification, limits)),
         NotificationSubject::Withdrawn(_)
         | NotificationSubject::TaskChanged(_)
         | NotificationSubject::News
@@ -245,9 +249,7 @@ fn read(notification: &Notification) -> NotificationSubject {
     let params = notification.params.object();
     let subject = match notification.method.as_str() {
         method::PROGRESS => params.and_then(progress_in),
-        name @ method::LOG_MESSAGE => {
-            params.map(|params| NotificationSubject::Log((Arc::from(name), Some(relay::unrelated(params)))))
-        }
+        method::LOG_MESSAGE => params.map(|_| NotificationSubject::Log),
         method::CANCELLED => params.and_then(|params| params.get("requestId")).map(NotificationSubject::Withdrawn),
         method::TASK_STATUS => params.and_then(relay::changed).map(NotificationSubject::TaskChanged),
         // Some readers check only the method.
@@ -262,16 +264,20 @@ fn progress_in(params: &Object) -> Option<NotificationSubject> {
     let progress = Progress {
         progress: number("progress")?,
         total: number("total"),
-        message: params.get_lossy("message").map(Arc::from),
+        message: params.get_lossy("message").map(|words| Arc::from(one_line::beginning(&words, FREE_BYTES))),
     };
     Some(NotificationSubject::Progress(RequestId::from_payload(&params.get(meta::PROGRESS_TOKEN)?)?, progress))
 }
 
-fn unrelated(params: Params) -> Option<Payload> {
-    match params {
-        Params::Object(object) => Some(relay::unrelated(&object)),
-        Params::Absent | Params::Other(_) => whole(params),
-    }
+fn notified(notification: &Notification, limits: &ReadLimits) -> ExchangeEvent {
+    ExchangeEvent::Notification((Arc::from(notification.method.as_str()), unrelated(&notification.params, limits)))
+}
+
+/// Params without the upstream's id of its task. A copy takes the bytes that the message held until now (B190).
+fn unrelated(params: &Params, limits: &ReadLimits) -> Option<Payload> {
+    let Params::Object(object) = params else { return whole(params.clone()) };
+    let edited = relay::unrelated(object);
+    Some(edited.held_by(|text| limits.rehold_edited(text, object.payload().bytes())))
 }
 
 fn whole(params: Params) -> Option<Payload> {
@@ -335,5 +341,47 @@ impl QuestionKeepAlive {
         let related = self.related.as_ref().map(|task| ObjectWriter::new().member(meta::RELATED_TASK, task).finish());
         let step = ProgressView { progress: &Payload::of(&count), total: None, message: Some("waiting for an answer") };
         progress::notification(&self.token, step, related.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer_budget::AnswerBudget;
+    use crate::task::Principal;
+    use crate::wire::ScanLimits;
+
+    fn params(text: Bytes) -> Params {
+        let read = Payload::parse(&text, ScanLimits::UPSTREAM).unwrap();
+        Params::Object(Object::of(&read).unwrap())
+    }
+
+    /// B190: a message without its task's id is a copy.
+    #[test]
+    fn b190_a_message_holds_its_bytes_whether_it_names_its_task_or_not() {
+        let data = "x".repeat(2 * FREE_BYTES);
+        for members in ["", r#","_meta":{"io.modelcontextprotocol/related-task":{"taskId":"u-1"}}"#] {
+            let budget = AnswerBudget::default();
+            let share = budget.share(&Principal::local(), usize::MAX);
+            let text = share.hold(Bytes::from(format!(r#"{{"data":"{data}"{members}}}"#))).unwrap();
+            let shown = unrelated(&params(text), &ReadLimits::within(usize::MAX, share)).unwrap();
+            assert_eq!(budget.in_use(), shown.len(), "{members}");
+            drop(shown);
+            assert_eq!(budget.in_use(), 0, "{members}");
+        }
+    }
+
+    /// B190: its copies hold no bytes of the answer budget.
+    #[test]
+    fn b190_the_message_of_progress_is_cut() {
+        for (sent, kept) in [(10, 10), (FREE_BYTES + 1, FREE_BYTES)] {
+            let words = "x".repeat(sent);
+            let text = format!(r#"{{"progressToken":1,"progress":2,"message":"{words}"}}"#);
+            let params = params(text.into());
+            let Some(NotificationSubject::Progress(_, progress)) = params.object().and_then(progress_in) else {
+                panic!("{sent} bytes");
+            };
+            assert_eq!(progress.message.map(|words| words.len()), Some(kept));
+        }
     }
 }

@@ -308,9 +308,7 @@ async fn combine(
             None => cancelled(),
         });
     }
-    let result = combined.finish();
-    let text = permit.attach(result.bytes().clone());
-    ExchangeEvent::Returned(result.in_buffer(text))
+    ExchangeEvent::Returned(combined.finish().held_by(|text| permit.attach(text)))
 }
 
 fn result_of(outcome: Outcome) -> SplitResult {

@@ -136,7 +136,8 @@ impl BridgedCall {
                 BridgedQuestion { nonce: self.nonce, key: *key, tool: self.tool.clone(), to: round.to.clone() };
             let guard = self.shared.open.questions.insert(named, question);
             let (Some((name, params)), Some(guard)) = (asks, guard) else { return false };
-            if self.send_now(BodyPart::message(envelope::request(&id, &name, params.as_ref()))).await {
+            let text = self.notices.share.rehold(envelope::request(&id, &name, params.as_ref()));
+            if self.send_now(BodyPart::message(text)).await {
                 round.questions.insert(*key, guard);
             } else {
                 let nobody = RpcError::new(rpc_error::INTERNAL_ERROR, "the client could not be asked");

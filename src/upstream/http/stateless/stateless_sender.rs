@@ -367,7 +367,7 @@ impl StatelessSender {
                     drain(&self.link, events);
                     return Ok(response.outcome);
                 }
-                Ok(Message::Notification(notification)) => match (route::about_call(&notification, id), hear) {
+                Ok(Message::Notification(about)) => match (route::about_call(&about, id, &self.limits), hear) {
                     (Some(event), Some(hear)) => {
                         has_progress.store(true, Ordering::Relaxed);
                         drop(hear.send(Box::new(event)).await);

@@ -5,15 +5,15 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::people::{Gate, PAIRS, Person, SESSION, STATELESS, Stage, TOOLS, last, said};
+use super::people::{Gate, PAIRS, Person, SESSION, STATELESS, Setup, TOOLS, last, said};
 use super::upstream::in_time;
 
 #[tokio::test]
 async fn a_call_that_outlives_grace_is_answered_with_its_task_and_had_by_the_tools() {
     for (client, server) in PAIRS {
         let what = format!("{client} before {server}");
-        let stage = Stage::of(server, &[]).await;
-        let gate = Gate::open(&stage.server, "", TOOLS).await;
+        let setup = Setup::of(server, &[]).await;
+        let gate = Gate::open(&setup.server, "", TOOLS).await;
         let person = Person::meet(&gate, client).await;
         assert_eq!(said(&person.call("quick", json!({})).await), "quick", "{what}: a quick call is unchanged");
 
@@ -33,7 +33,7 @@ async fn a_call_that_outlives_grace_is_answered_with_its_task_and_had_by_the_too
         assert_eq!(waited["structuredContent"]["status"], "working", "{what}: {waited}");
 
         let waiting = person.call("task_result", json!({ "id": id }));
-        let (result, ()) = tokio::join!(waiting, async { stage.end_one() });
+        let (result, ()) = tokio::join!(waiting, async { setup.end_one() });
         assert_eq!((said(&result), &result["structuredContent"]), ("done", &json!({ "n": 1 })), "{what}");
         assert_eq!(result.get("resultType").is_some(), client == STATELESS, "{what}: {result}");
         let status = person.call("task_status", json!({ "id": id })).await;
@@ -41,7 +41,7 @@ async fn a_call_that_outlives_grace_is_answered_with_its_task_and_had_by_the_too
         let late = person.call("task_cancel", json!({ "id": id })).await;
         assert!(said(&late).contains("had ended before"), "{what}: {late}");
         assert_eq!(said(&person.call("task_result", json!({ "id": id })).await), "done", "{what}: it stays");
-        let sent = stage.server.world.all(|seen| seen.is_call() && seen.body["params"]["name"] != "quick");
+        let sent = setup.server.world.all(|seen| seen.is_call() && seen.body["params"]["name"] != "quick");
         assert_eq!(sent.len(), 1, "{what}: the tools are the gateway's own affair");
     }
 }
@@ -50,8 +50,8 @@ async fn a_call_that_outlives_grace_is_answered_with_its_task_and_had_by_the_too
 async fn a_cancel_settles_the_task_and_a_result_that_comes_later_changes_nothing() {
     for (client, server) in PAIRS {
         let what = format!("{client} before {server}");
-        let stage = Stage::of(server, &[]).await;
-        let gate = Gate::open(&stage.server, "", TOOLS).await;
+        let setup = Setup::of(server, &[]).await;
+        let gate = Gate::open(&setup.server, "", TOOLS).await;
         let person = Person::meet(&gate, client).await;
         let id = person.task("slow").await;
         let waiting = person.begin(8, "tools/call", json!({ "name": "task_result", "arguments": { "id": id } }));
@@ -60,7 +60,7 @@ async fn a_cancel_settles_the_task_and_a_result_that_comes_later_changes_nothing
         assert_eq!(cancelled["structuredContent"]["status"], "cancelled", "{what}: {cancelled}");
         let waited = last(&waited)["result"].take();
         assert!(waited["isError"] == true && said(&waited).contains("cancelled"), "{what}: {waited}");
-        stage.end_one();
+        setup.end_one();
         let again = person.call("task_cancel", json!({ "id": id })).await;
         assert!(said(&again).contains("had ended before (cancelled)"), "{what}: {again}");
         assert_eq!(person.call("task_result", json!({ "id": id })).await, waited, "{what}");
@@ -75,8 +75,8 @@ async fn leg_14_a_cancelled_wait_for_a_result_has_no_response() {
             continue;
         }
         let what = format!("{client} before {server}");
-        let stage = Stage::of(server, &[]).await;
-        let gate = Gate::open(&stage.server, "", TOOLS).await;
+        let setup = Setup::of(server, &[]).await;
+        let gate = Gate::open(&setup.server, "", TOOLS).await;
         let person = Person::meet(&gate, client).await;
         let id = person.task("slow").await;
         let call = json!({ "name": "task_result", "arguments": { "id": id, "wait_seconds": 50 } });
@@ -94,15 +94,15 @@ async fn leg_14_a_cancelled_wait_for_a_result_has_no_response() {
         assert!(!text.contains("jsonrpc"), "{what}: {text}");
         let status = person.call("task_status", json!({ "id": id })).await;
         assert_eq!(status["structuredContent"]["status"], "working", "{what}: {status}");
-        stage.end_one();
+        setup.end_one();
         assert_eq!(said(&person.call("task_result", json!({ "id": id })).await), "done", "{what}");
     }
 }
 
 #[tokio::test]
 async fn a_wait_ends_at_its_bound_and_bad_arguments_are_told_to_the_model() {
-    let stage = Stage::of(SESSION, &[]).await;
-    let gate = Gate::open(&stage.server, "", TOOLS).await;
+    let setup = Setup::of(SESSION, &[]).await;
+    let gate = Gate::open(&setup.server, "", TOOLS).await;
     for client in [SESSION, STATELESS] {
         let person = Person::meet(&gate, client).await;
         let id = person.task("slow").await;
@@ -130,23 +130,23 @@ async fn a_wait_ends_at_its_bound_and_bad_arguments_are_told_to_the_model() {
 #[tokio::test]
 async fn the_tools_need_no_upstream_once_a_list_was_seen() {
     for (client, server) in PAIRS {
-        let stage = Stage::of(server, &[]).await;
-        let gate = Gate::open(&stage.server, "", TOOLS).await;
+        let setup = Setup::of(server, &[]).await;
+        let gate = Gate::open(&setup.server, "", TOOLS).await;
         let person = Person::meet(&gate, client).await;
         person.tools().await;
         let id = person.task("slow").await;
-        let before = stage.server.world.all(|_| true).len();
+        let before = setup.server.world.all(|_| true).len();
         let cancelled = person.call("task_status", json!({ "id": id })).await;
         assert_eq!(cancelled["structuredContent"]["status"], "working", "{client} before {server}");
-        assert_eq!(stage.server.world.all(|_| true).len(), before, "{client} before {server}");
+        assert_eq!(setup.server.world.all(|_| true).len(), before, "{client} before {server}");
     }
 }
 
 #[tokio::test]
 async fn a_question_within_grace_is_asked_on_the_calls_own_stream() {
-    let stage = Stage::of(SESSION, &["asks"]).await;
+    let setup = Setup::of(SESSION, &["asks"]).await;
     let keys = TOOLS.replace("100ms", "30s");
-    let gate = Gate::open(&stage.server, "", &keys).await;
+    let gate = Gate::open(&setup.server, "", &keys).await;
     let person = Person::with(&gate, SESSION, json!({ "elicitation": {} }), None).await;
     let mut reply = person.begin(9, "tools/call", json!({ "name": "asks", "arguments": {} })).await;
     let mut text = String::new();
@@ -172,8 +172,8 @@ async fn a_stateless_client_is_asked_first_and_makes_its_request_again() {
         for (capabilities, keys) in
             [(json!({ "elicitation": {} }), TOOLS.replace("100ms", "30s")), (extension.clone(), asking_first.clone())]
         {
-            let stage = Stage::of(server, &["asks"]).await;
-            let gate = Gate::open(&stage.server, "", &keys).await;
+            let setup = Setup::of(server, &["asks"]).await;
+            let gate = Gate::open(&setup.server, "", &keys).await;
             let person = Person::with(&gate, STATELESS, capabilities.clone(), None).await;
             let call = json!({ "name": "asks", "arguments": {} });
             let asked = person.ask("tools/call", call.clone()).await["result"].take();
@@ -193,14 +193,14 @@ async fn a_stateless_client_is_asked_first_and_makes_its_request_again() {
 
 #[tokio::test]
 async fn a_task_that_waits_for_an_answer_says_so() {
-    let stage = Stage::of(SESSION, &["asks"]).await;
-    let gate = Gate::open(&stage.server, "", TOOLS).await;
+    let setup = Setup::of(SESSION, &["asks"]).await;
+    let gate = Gate::open(&setup.server, "", TOOLS).await;
     for client in [SESSION, STATELESS] {
         let person = Person::with(&gate, client, json!({ "elicitation": {} }), None).await;
         let call = json!({ "name": "asks", "arguments": { "waits": true } });
         let notice = person.ask("tools/call", call).await["result"].take();
         let id = notice["structuredContent"]["taskId"].as_str().unwrap_or_else(|| panic!("{client}: {notice}"));
-        stage.end_one();
+        setup.end_one();
         let status = in_time(async {
             loop {
                 let status = person.call("task_status", json!({ "id": id })).await;
@@ -223,8 +223,8 @@ async fn a_task_that_waits_for_an_answer_says_so() {
 #[tokio::test]
 async fn an_array_may_hold_calls_of_the_tools() {
     for server in [SESSION, STATELESS] {
-        let stage = Stage::of(server, &[]).await;
-        let gate = Gate::open(&stage.server, "", TOOLS).await;
+        let setup = Setup::of(server, &[]).await;
+        let gate = Gate::open(&setup.server, "", TOOLS).await;
         let person = Person::meet(&gate, "2025-03-26").await;
         let id = person.task("slow").await;
         let call = |number: u32, tool: &str, arguments: Value| json!({ "jsonrpc": "2.0", "id": number, "method": "tools/call", "params": { "name": tool, "arguments": arguments } });
@@ -243,8 +243,8 @@ async fn an_array_may_hold_calls_of_the_tools() {
 async fn hold_has_no_such_tools_and_waits() {
     for (client, server) in PAIRS {
         let what = format!("{client} before {server}");
-        let stage = Stage::of(server, &[]).await;
-        let gate = Gate::open(&stage.server, "", "[upstreams.up.tasks]\ngrace = \"100ms\"\n").await;
+        let setup = Setup::of(server, &[]).await;
+        let gate = Gate::open(&setup.server, "", "[upstreams.up.tasks]\ngrace = \"100ms\"\n").await;
         let person = Person::meet(&gate, client).await;
         assert_eq!(person.tools().await, ["slow", "quick", "last"], "{what}");
         let waiting = async { tokio::time::timeout(Duration::from_millis(400), person.call("slow", json!({}))).await };
@@ -261,8 +261,8 @@ async fn hold_has_no_such_tools_and_waits() {
 async fn fallback_is_each_tools_own() {
     let keys =
         "[upstreams.up.tasks]\ngrace = \"100ms\"\n[[upstreams.up.tools]]\nmatch = \"slow\"\nfallback = \"tools\"\n";
-    let stage = Stage::of(SESSION, &[]).await;
-    let gate = Gate::open(&stage.server, "", keys).await;
+    let setup = Setup::of(SESSION, &[]).await;
+    let gate = Gate::open(&setup.server, "", keys).await;
     for client in [SESSION, STATELESS] {
         let person = Person::meet(&gate, client).await;
         let tools = person.pages().await.concat();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::people::{Gate, PAIRS, Person, SESSION, STATELESS, Stage, TOOLS, said, tools_with};
+use super::people::{Gate, PAIRS, Person, SESSION, STATELESS, Setup, TOOLS, said, tools_with};
 
 const OWN: [&str; 3] = ["task_status", "task_result", "task_cancel"];
 
@@ -10,8 +10,8 @@ const OWN: [&str; 3] = ["task_status", "task_result", "task_cancel"];
 async fn the_tools_stand_once_in_a_list_however_many_pages_it_has() {
     for (client, server) in PAIRS {
         let what = format!("{client} before {server}");
-        let stage = Stage::of(server, &[]).await;
-        let gate = Gate::open(&stage.server, "", TOOLS).await;
+        let setup = Setup::of(server, &[]).await;
+        let gate = Gate::open(&setup.server, "", TOOLS).await;
         let person = Person::meet(&gate, client).await;
         let pages = person.pages().await;
         let names: Vec<_> = pages.concat().iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect();
@@ -35,8 +35,8 @@ async fn the_tools_stand_once_in_a_list_however_many_pages_it_has() {
 async fn a_name_that_the_upstream_has_stays_its_own_and_all_three_are_prefixed() {
     for (client, server) in PAIRS {
         let what = format!("{client} before {server}");
-        let stage = Stage::of(server, &["task_status", "taskgate_task_cancel"]).await;
-        let gate = Gate::open(&stage.server, "", TOOLS).await;
+        let setup = Setup::of(server, &["task_status", "taskgate_task_cancel"]).await;
+        let gate = Gate::open(&setup.server, "", TOOLS).await;
         // No client has listed the tools yet.
         let person = Person::meet(&gate, client).await;
         assert_eq!(said(&person.call("task_status", json!({ "id": "x" })).await), "task_status", "{what}");
@@ -63,8 +63,8 @@ async fn names_are_those_that_clients_see() {
     );
     for (client, server) in PAIRS {
         let what = format!("{client} before {server}");
-        let stage = Stage::of(server, &[]).await;
-        let gate = Gate::open(&stage.server, "", &keys).await;
+        let setup = Setup::of(server, &[]).await;
+        let gate = Gate::open(&setup.server, "", &keys).await;
         let person = Person::meet(&gate, client).await;
         let own = OWN.map(|name| format!("taskgate_{name}"));
         assert_eq!(
@@ -82,8 +82,8 @@ async fn names_are_those_that_clients_see() {
 #[tokio::test]
 async fn clients_with_tasks_never_see_the_tools() {
     for server in [SESSION, STATELESS] {
-        let stage = Stage::of(server, &[]).await;
-        let gate = Gate::open(&stage.server, "", TOOLS).await;
+        let setup = Setup::of(server, &[]).await;
+        let gate = Gate::open(&setup.server, "", TOOLS).await;
         let extension = json!({ "extensions": { "io.modelcontextprotocol/tasks": {} } });
         let declares = json!({ "tasks": { "requests": { "elicitation": { "create": {} } } } });
         for (client, capabilities) in [(STATELESS, extension), (SESSION, declares)] {

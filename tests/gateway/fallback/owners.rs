@@ -2,15 +2,15 @@
 
 use serde_json::json;
 
-use super::people::{ADA, BOB, Gate, PAIRS, Person, Stage};
+use super::people::{ADA, BOB, Gate, PAIRS, Person, Setup};
 
 /// T-22: another principal's task is absent.
 #[tokio::test]
 async fn a_foreign_task_is_answered_like_an_unknown_one_byte_for_byte() {
     for (client, server) in PAIRS {
         let what = format!("{client} before {server}");
-        let stage = Stage::of(server, &[]).await;
-        let gate = Gate::for_two(&stage.server).await;
+        let setup = Setup::of(server, &[]).await;
+        let gate = Gate::for_two(&setup.server).await;
         let ada = Person::with(&gate, client, json!({}), Some(ADA)).await;
         let bob = Person::with(&gate, client, json!({}), Some(BOB)).await;
         bob.tools().await;

@@ -41,12 +41,12 @@ pub(crate) const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
 pub(crate) const BOB: &str = "tg_bob1_a1b2c3d4e5f60718293a4b5c6d7e8f90";
 
 /// A server: `slow` ends when the test says so, and asks before where its arguments say `ask`; `quick` ends at once.
-pub(crate) struct Stage {
+pub(crate) struct Setup {
     pub(crate) server: ScriptedServer,
     ends: Arc<Semaphore>,
 }
 
-impl Stage {
+impl Setup {
     /// `more` are tools of its second page.
     pub(crate) async fn of(version: &'static str, more: &'static [&'static str]) -> Self {
         let ends = Arc::new(Semaphore::new(0));

@@ -252,4 +252,16 @@ fn a_rule_for_an_impossible_caller_never_matches() {
         let (code, printed) = check(&of_group.replace(place, &format!("{place}\n{group}")));
         assert!(code == Some(0) && !printed.contains("never fits"), "{printed}");
     }
+    for (who, of_issuer, said) in [
+        ("issuer = \"https://login.example\"", "", ""),
+        ("issuer = \"https://login.example/\"", "", "no [[auth.issuers]] has the issuer \"https://login.example/\""),
+        ("issuer = [\"https://login.example\", \"https://b\"]", "", "no [[auth.issuers]] has the issuer \"https://b\""),
+        ("groups = [\"interns\"]", "", "no key has the group \"interns\""),
+        ("groups = [\"interns\"]", "groups = \"roles\"\n", ""),
+    ] {
+        let named = toml("").replace("ids = []", who);
+        let (code, printed) = check(&named.replace("[[auth.api_keys]]", &format!("{of_issuer}[[auth.api_keys]]")));
+        assert_eq!(code, Some(if said.is_empty() { 0 } else { 64 }), "{who}: {printed}");
+        assert!(printed.contains(said) && printed.contains("never fits") != said.is_empty(), "{who}: {printed}");
+    }
 }

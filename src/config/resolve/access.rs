@@ -186,8 +186,14 @@ fn resolve_who(raw: &RawAccessRule, known: &KnownNames<'_>, report: &mut Mistake
     for scope in who.scopes.iter().flat_map(|list| &list.value) {
         known.check_scope(scope, report);
     }
+    let is_foreign = |issuer: &&String| !known.token_prefixes.iter().any(|owner| owner.is_of(issuer));
     if let Some(issuer) = who.issuer.as_ref().filter(|_| !known.has_tokens) {
         report.warning(&issuer.location, "never fits: callers have no tokens");
+    } else if let Some(list) = &who.issuer
+        && let Some(other) = list.value.iter().find(is_foreign)
+    {
+        let message = format!("never fits: no [[auth.issuers]] has the issuer {other:?}, byte for byte");
+        report.mistake(&list.location, message);
     }
     let issuers = who.issuer.iter().flat_map(|list| &list.value).map(|one| Arc::from(one.as_str())).collect();
     RuleWho { ids, issuers, groups: texts(who.groups.as_ref()), scopes: texts(who.scopes.as_ref()) }

@@ -107,7 +107,6 @@ impl AuditLog {
         self.queue.reopen();
     }
 
-    /// Writes the last records, and releases the file.
     pub async fn close(&self) {
         if timeout(CLOSE_MAX, self.queue.close()).await.is_err() {
             tracing::error!("the audit file cannot be written: its last records are lost");
@@ -145,10 +144,7 @@ impl AuditLog {
         }
         let (reply, written) = oneshot::channel();
         self.queue.push(QueuedRecord { reply: Some(reply), ..self.rendered(event) });
-        match timeout(HAND_OVER_MAX, written).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) | Err(_) => Err(refused),
-        }
+        timeout(HAND_OVER_MAX, written).await.ok().and_then(Result::ok).ok_or(refused)
     }
 
     fn rendered(&self, event: &AuditEvent<'_>) -> QueuedRecord {

@@ -17,6 +17,29 @@ macro_rules! debug_members {
     };
 }
 
+/// Compares and hashes the values of a type by one part of them.
+macro_rules! compared_by {
+    ($type:ident, |$value:ident| $part:expr) => {
+        impl PartialEq for $type {
+            fn eq(&self, other: &Self) -> bool {
+                let $value = self;
+                let own = &$part;
+                let $value = other;
+                *own == $part
+            }
+        }
+
+        impl Eq for $type {}
+
+        impl std::hash::Hash for $type {
+            fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+                let $value = self;
+                std::hash::Hash::hash(&$part, state);
+            }
+        }
+    };
+}
+
 /// Implements `From` for variants that hold nothing but the value.
 macro_rules! from_variant {
     ($($type:ident::$variant:ident($value:ty)),* $(,)?) => {

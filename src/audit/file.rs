@@ -102,15 +102,15 @@ impl AuditSink {
     /// does. After a crash at any moment there is no new file, or one with these lines (SEC-55). Fails if the path names a file with lines
     /// or with another writer.
     pub(super) fn reopen(&mut self, first_lines: &[u8]) -> io::Result<bool> {
-        let SinkKind::Regular(open) = &mut self.kind else { return Ok(false) };
+        let SinkKind::Regular(old) = &mut self.kind else { return Ok(false) };
         let identity = |file: &File| file.metadata().map(|found| system::identity(&found));
         // Compared by metadata: opening the path could create the file.
         let found = fs::metadata(&self.path);
-        if found.as_ref().is_ok_and(|found| identity(&open.file).is_ok_and(|own| own == system::identity(found))) {
+        if found.as_ref().is_ok_and(|found| identity(&old.file).is_ok_and(|own| own == system::identity(found))) {
             return Ok(false);
         }
         // A disk that fails must not keep the audit from continuing on another one.
-        if let Err(error) = open.sync_by(File::sync_data) {
+        if let Err(error) = old.sync_by(File::sync_data) {
             tracing::error!(%error, "the renamed audit file cannot be completed; it may end with an incomplete line");
         }
         let open_next = || match &found {
@@ -118,15 +118,13 @@ impl AuditSink {
             Ok(_) | Err(_) => begun_with(&self.path, first_lines),
         };
         let mut next = open_next();
-        if next.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull)
-            && system::is_removed(&open.file)
+        if next.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull) && system::is_removed(&old.file)
         {
             // A removed file keeps its disk space until it is closed; no other program can open it.
-            open.file.set_len(0)?;
+            old.file.set_len(0)?;
             next = open_next();
         }
-        let next = next?;
-        self.kind = SinkKind::Regular(LockedFile::of(next));
+        self.kind = SinkKind::Regular(LockedFile::of(next?));
         Ok(true)
     }
 }
@@ -157,12 +155,11 @@ impl LockedFile {
             self.file.write_all(&self.unsynced)?;
         }
         let begin = self.file.metadata()?.len().saturating_sub(self.unsynced.len() as u64);
-        let synced = sync(&self.file);
-        self.lost_from = synced.is_err().then_some(begin);
-        if synced.is_ok() {
-            self.unsynced.clear();
-        }
-        synced
+        self.lost_from = Some(begin);
+        sync(&self.file)?;
+        self.lost_from = None;
+        self.unsynced.clear();
+        Ok(())
     }
 }
 

@@ -73,7 +73,6 @@ impl Default for AuditQueue {
 
 pub(super) enum WriterWork {
     Items(VecDeque<QueueItem>),
-    /// No item arrived in time.
     Idle,
     /// The last items were taken before.
     End,

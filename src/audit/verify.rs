@@ -130,7 +130,6 @@ impl ChainVerifier {
         self.end.map(|end| (end.seq, hex(&end.digest)))
     }
 
-    /// Verifies the next file, up to its first fault.
     pub fn file(&mut self, mut text: impl BufRead) -> Result<(), AuditFault> {
         let mut line = Vec::new();
         for number in 1.. {

@@ -37,7 +37,6 @@ pub(super) struct AuditWriter {
     anchor: Option<AnchorWriter>,
     /// Digests for the anchor, of lines that are not written yet.
     anchors: Vec<ChainEnd>,
-    /// Looked up once: each batch counts in it.
     records: Counter,
 }
 

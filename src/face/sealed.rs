@@ -242,7 +242,6 @@ impl ForwardToken {
 fn put_claims(out: &mut Vec<u8>, Claims { scopes, groups, issuer, client, is_bound }: &Claims) {
     out.push(u8::from(*is_bound) | (u8::from(client.is_some()) << 1));
     out.extend(client.iter().flat_map(|client| client.0));
-    let issuer = issuer.as_slice();
     for names in
         [&mut issuer.iter() as &mut dyn ExactSizeIterator<Item = &Arc<str>>, &mut scopes.iter(), &mut groups.iter()]
     {
@@ -254,11 +253,8 @@ fn put_claims(out: &mut Vec<u8>, Claims { scopes, groups, issuer, client, is_bou
 
 fn read_caller(rest: &mut TokenReader<'_>) -> Option<Caller> {
     let (principal, until) = (Principal::new(&rest.text()?), u64::from_be_bytes(rest.take()?));
-    let claims = match rest.take()? {
-        [0] => None,
-        [1] => Some(Arc::new(read_claims(rest)?)),
-        [_] => return None,
-    };
+    let [has_claims @ 0..=1] = rest.take()? else { return None };
+    let claims = if has_claims == 0 { None } else { Some(Arc::new(read_claims(rest)?)) };
     let until = (until != 0).then(|| Timestamp::from_millis(until));
     // The path that it asked follows.
     Some(Caller { claims, until, ..Caller::of(principal) })

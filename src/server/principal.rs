@@ -361,7 +361,6 @@ pub(super) enum TokenUse {
 /// The sender of a request by its credential, or the lookup that must come first.
 pub(super) enum Identity {
     Known(AuthenticatedCaller),
-    /// The token's issuer must be asked first.
     NeedsLookup(TokenLookup),
 }
 

@@ -77,7 +77,6 @@ pub(super) enum TokenVerdict {
         has_certificate: bool,
     },
     Invalid(TokenError, RefusalEvidence),
-    /// Its issuer must be asked first.
     NeedsLookup(TokenLookup),
     /// The issuer cannot be asked; or its keys are unknown or too old, and cannot be fetched.
     IssuerUnavailable(RefusalEvidence),

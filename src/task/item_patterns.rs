@@ -68,13 +68,7 @@ fn is_plain(uri: &str) -> bool {
         && !uri.as_bytes().windows(3).any(is_encoded)
 }
 
-impl PartialEq for ItemPatterns {
-    fn eq(&self, other: &Self) -> bool {
-        self.texts == other.texts
-    }
-}
-
-impl Eq for ItemPatterns {}
+compared_by!(ItemPatterns, |patterns| patterns.texts);
 
 #[cfg(test)]
 mod tests {

@@ -1,7 +1,6 @@
 //! Holds a client's credential for an upstream, and reads the upstream's refusal of it. A credential is kept in memory
 //! for its request or session only: never stored, never displayed.
 
-use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -32,25 +31,12 @@ enum CredentialState {
     Exchanged(SubjectToken),
 }
 
-/// Compared by its digest.
 struct SentCredential {
     value: HeaderValue,
     digest: Digest,
 }
 
-impl PartialEq for SentCredential {
-    fn eq(&self, other: &Self) -> bool {
-        self.digest == other.digest
-    }
-}
-
-impl Eq for SentCredential {}
-
-impl Hash for SentCredential {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.digest.hash(state);
-    }
-}
+compared_by!(SentCredential, |credential| credential.digest);
 
 debug_members!(SentCredential);
 

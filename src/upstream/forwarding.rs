@@ -64,7 +64,6 @@ impl ForwardingRules {
         Self { names: names.into(), subjects: None }
     }
 
-    /// Adds the exchange of clients' tokens at the server; `None` changes nothing.
     #[must_use]
     pub fn exchanging(self, subjects: Option<SubjectTokens>) -> Self {
         Self { subjects, ..self }

@@ -241,7 +241,6 @@ impl IssuedCredentials {
         }
     }
 
-    /// Sends one request for all callers of one attempt.
     async fn renew_by(
         &self,
         key: Digest,

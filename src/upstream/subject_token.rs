@@ -1,6 +1,5 @@
 //! Keeps clients' access tokens that are exchanged for credentials at a server: in memory only, for running calls.
 
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -89,19 +88,7 @@ fn holder_of(caller: &Caller, claims: &Claims, token: &str) -> Digest {
     digest([own, principal, &rights, client])
 }
 
-impl PartialEq for SubjectToken {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.holder == other.0.holder
-    }
-}
-
-impl Eq for SubjectToken {}
-
-impl Hash for SubjectToken {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.holder.hash(state);
-    }
-}
+compared_by!(SubjectToken, |token| token.0.holder);
 
 debug_members!(SubjectToken);
 
@@ -139,13 +126,11 @@ impl SubjectTokens {
     }
 
     pub(super) fn newest(&self, of_call: &SubjectToken) -> SubjectToken {
-        match self.0.get(&of_call.0.holder) {
-            Some(known) if known.0.until >= of_call.0.until => known,
-            Some(_) | None => {
-                self.replace(of_call.clone());
-                of_call.clone()
-            }
-        }
+        let known = self.0.get(&of_call.0.holder).filter(|known| known.0.until >= of_call.0.until);
+        known.unwrap_or_else(|| {
+            self.replace(of_call.clone());
+            of_call.clone()
+        })
     }
 }
 

@@ -449,10 +449,4 @@ impl From<Bytes> for MessageText {
     }
 }
 
-impl PartialEq for MessageText {
-    fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
-    }
-}
-
-impl Eq for MessageText {}
+compared_by!(MessageText, |message| message.text);

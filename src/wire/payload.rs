@@ -19,19 +19,7 @@ pub struct Payload {
     members: Option<Arc<LocatedMembers>>,
 }
 
-impl PartialEq for Payload {
-    fn eq(&self, other: &Self) -> bool {
-        self.text == other.text
-    }
-}
-
-impl Eq for Payload {}
-
-impl std::hash::Hash for Payload {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.text.hash(state);
-    }
-}
+compared_by!(Payload, |payload| payload.text);
 
 impl Payload {
     /// Scans a text that is one JSON value; surrounding whitespace is dropped.

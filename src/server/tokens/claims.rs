@@ -155,16 +155,14 @@ impl<'t> UnverifiedToken<'t> {
             SignedTextError::TooLarge => TokenError::TooLarge,
             SignedTextError::Malformed => TokenError::Malformed,
         })?;
-        let text = |name: &str| match signed.header.get(name) {
-            Some(value) => name_in(value).map(|text| Some(text.to_owned())).ok_or(TokenError::Malformed),
-            None => Ok(None),
-        };
+        let header = |name: &str| signed.header.get(name);
+        let text = |name: &str| header(name).map(|value| name_in(value).ok_or(TokenError::Malformed)).transpose();
         let _ = text("alg")?;
         let algorithm = signed.algorithm().ok_or(TokenError::Algorithm)?;
         if signed.header.contains_key("crit") {
             return Err(TokenError::Critical);
         }
-        let (key, kind) = (text("kid")?, text("typ")?);
+        let (key, kind) = (text("kid")?.map(str::to_owned), text("typ")?.map(str::to_owned));
         let issuer = signed.claims.get("iss").and_then(Value::as_str).ok_or(TokenError::UnknownIssuer)?.to_owned();
         Ok(Self { text: signed, algorithm, key, kind, issuer })
     }
@@ -240,10 +238,7 @@ impl TokenClaims<'_> {
     }
 
     fn check_times(&self, now: Timestamp) -> Result<Timestamp, TokenError> {
-        let at = |name: &str| {
-            let value = self.0.get(name);
-            value.map(|value| jws::time(value).ok_or(TokenError::Times)).transpose()
-        };
+        let at = |name: &str| self.0.get(name).map(|value| jws::time(value).ok_or(TokenError::Times)).transpose();
         let (end, begin, issued) = (at("exp")?.ok_or(TokenError::Times)?, at("nbf")?, at("iat")?);
         let until = end.after(LEEWAY);
         if now >= until {

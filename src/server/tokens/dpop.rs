@@ -125,10 +125,7 @@ impl<'p> UnverifiedProof<'p> {
 
 /// The end of a proof that was issued around now, and has no other end before.
 fn check_time(claims: &Map<String, Value>, now: Timestamp) -> Result<Timestamp, ProofError> {
-    let at = |name: &str| match claims.get(name) {
-        None => Ok(None),
-        Some(value) => jws::time(value).map(Some).ok_or(ProofError::Time),
-    };
+    let at = |name: &str| claims.get(name).map(|value| jws::time(value).ok_or(ProofError::Time)).transpose();
     let issued = at("iat")?.ok_or(ProofError::Time)?;
     let is_near = now.since(issued) <= AGE_MAX && issued.since(now) <= AGE_MAX;
     let is_over = at("exp")?.is_some_and(|end| end.after(LEEWAY) <= now);

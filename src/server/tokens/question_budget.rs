@@ -78,7 +78,6 @@ impl PaidQuestion {
         }
     }
 
-    /// Refunds the question, because the token is active.
     pub(super) fn give_back(self) {
         let add = |left: u32| (left < BURST.get()).then_some(left + 1);
         // At the maximum, the network has as many questions as it can ever have.

@@ -52,8 +52,7 @@ impl SeenProofs {
             self.forgotten.fetch_max(over.remove_entry().0 + 1, Ordering::Relaxed);
         }
         let last = proof.until.as_millis() / MINUTE;
-        let is_forgotten = last < self.forgotten.load(Ordering::Relaxed);
-        if is_forgotten || by_minute.values().any(|minute| minute.ids.contains(&id)) {
+        if last < self.forgotten.load(Ordering::Relaxed) || by_minute.values().any(|minute| minute.ids.contains(&id)) {
             return Err(ProofRefusal::Invalid(ProofError::Repeated));
         }
         let (count, own) = by_minute.values().fold((0, 0), |(count, own), minute| {

@@ -177,7 +177,7 @@ pub struct CallContext {
     /// How many [`ExchangeEvent::Subtasks`] of the upstream's own task the owner receives.
     pub subtasks: SubtaskQuota,
     /// Set by [`Upstream::begin`] before the upstream may see the request: from then on `begin` returns at once.
-    pub handed_over: HandedOver,
+    pub handed_over: Option<HandedOver>,
 }
 
 impl CallContext {
@@ -195,7 +195,7 @@ impl CallContext {
             native_task: UpstreamTaskMode::Never,
             forwarded: ForwardedHeaders::default(),
             subtasks: SubtaskQuota::default(),
-            handed_over: HandedOver::default(),
+            handed_over: None,
         }
     }
 

@@ -78,12 +78,12 @@ impl HttpExchange {
         let message = envelope::request(&id, &request.method, params.as_ref());
         let (call, queue) = SessionCall::new(id, asked, ReadLimits::of_call(context));
         let http_call = HttpCall::new(call, session, source, context, Arc::default());
-        let handed_over = &context.handed_over;
-        let start = CallStart::Post { message, handed_over: Arc::clone(handed_over) };
+        let handed_over = context.handed_over.clone().unwrap_or_default();
+        let start = CallStart::Post { message, handed_over: Arc::clone(&handed_over) };
         let class = if is_call { ExchangeClass::Call } else { ExchangeClass::Other };
         let driven = DrivenCall::new(link, class, began, queue, Box::pin(Arc::clone(&http_call).run(start)));
         let mut exchange = Self { http_call, driven, received: 0, sent: began };
-        exchange.driven.hand_over(handed_over).await?;
+        exchange.driven.hand_over(&handed_over).await?;
         exchange.sent = Instant::now();
         Ok(exchange)
     }

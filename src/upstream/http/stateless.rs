@@ -216,9 +216,10 @@ impl StatelessExchange {
     ) -> Result<Self, BeginError> {
         let class = if *request.method == *method::TOOLS_CALL { ExchangeClass::Call } else { ExchangeClass::Other };
         let request = DraftRequest { method: request.method, params: request.params, progress: context.progress };
-        let taken = Arc::clone(&context.handed_over);
+        let handed_over = context.handed_over.clone().unwrap_or_default();
+        let taken = Arc::clone(&handed_over);
         let mut exchange = Self::start(sender, class, |course| Box::pin(course.run(request, taken)));
-        exchange.driven.hand_over(&context.handed_over).await?;
+        exchange.driven.hand_over(&handed_over).await?;
         Ok(exchange)
     }
 

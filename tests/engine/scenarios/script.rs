@@ -264,7 +264,7 @@ impl Upstream for Scripted {
             let call = Call { params, context };
             let script = (self.choose)(&call);
             if script.is_seen_at_once {
-                call.context.handed_over.set(()).unwrap();
+                call.context.handed_over.as_ref().unwrap().set(()).unwrap();
             }
             let mut calls = self.calls.lock();
             calls.push(call);

@@ -80,7 +80,7 @@ impl ExchangeStage {
 
     fn begin(spec: &CallSpec) -> BeginFuture {
         let handed_over = HandedOver::default();
-        let context = CallContext { handed_over: handed_over.clone(), ..spec.context.clone() };
+        let context = CallContext { handed_over: Some(handed_over.clone()), ..spec.context.clone() };
         let (upstream, request) = (spec.upstream.clone(), spec.request.clone());
         let sending = async move {
             let begun = upstream.begin(request, context).await;

@@ -261,7 +261,7 @@ impl StatelessFace {
         }
     }
 
-    /// Boxed, so that the future of a request is only as large as its method needs.
+    /// Boxed but for polls, which need little, so that the future of a request is only as large as its method needs.
     async fn dispatch(&self, request: Box<StatelessRequestContext<'_>>) -> FaceResponse {
         if names_item(request.method)
             && let Some(refusal) = self.asked(&request).refusal_of(request.method, Some(request.params))
@@ -275,7 +275,7 @@ impl StatelessFace {
             method::DISCOVER => Box::pin(self.discover(&request)).await,
             method::TOOLS_LIST => Box::pin(self.list_tools(&request)).await,
             method::TOOLS_CALL => Box::pin(self.call_tool(request)).await,
-            method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => Box::pin(self.task(&request)).await,
+            method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => self.task(&request).await,
             method::LISTEN => Box::pin(self.listen(&request)).await,
             _ => Box::pin(self.relay(request)).await,
         }
@@ -466,7 +466,7 @@ impl StatelessFace {
             false => Ok(None),
         };
         match first {
-            Ok(first) => Box::pin(self.respond(request, promotable, first, call)).await,
+            Ok(first) => self.respond(request, promotable, first, call).await,
             Err(fault) => request.addressee.fault(&fault),
         }
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use futures_util::future::BoxFuture;
+
 use super::{FaceResponse, Promotable, StatelessFace, StatelessRequestContext};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::CoreTasks;
@@ -156,21 +158,21 @@ impl StatelessFace {
         FallbackTools::for_stateless(self.fallback.as_ref().map_or(0, |fallback| fallback.level()), self.identity())
     }
 
-    pub(super) async fn respond(
+    pub(super) fn respond(
         &self,
         request: Box<StatelessRequestContext<'_>>,
         promotable: Promotable,
         first: Option<CallEvent>,
         call: CallStream,
-    ) -> FaceResponse {
+    ) -> BoxFuture<'static, FaceResponse> {
         match request.metadata.takes_tasks() {
             HandleSupport::No | HandleSupport::ByTools => {
                 let dialect = self.fallback_texts();
-                Box::pin(self.view(*request, promotable, dialect).respond(first, call)).await
+                Box::pin(self.view(*request, promotable, dialect).respond(first, call))
             }
             HandleSupport::AfterGrace | HandleSupport::AtOnce => {
                 let dialect = self.dialect();
-                Box::pin(self.view(*request, promotable, dialect).respond(first, call)).await
+                Box::pin(self.view(*request, promotable, dialect).respond(first, call))
             }
         }
     }

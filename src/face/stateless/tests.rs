@@ -1,7 +1,6 @@
 //! Measures the size of a request's futures.
 
-use super::{CallDecision, MessageContext, Promotable, StatelessFace, StatelessRequestContext};
-use crate::engine::CallStream;
+use super::{CallDecision, MessageContext, StatelessFace, StatelessRequestContext};
 use crate::wire::envelope::Request;
 
 const fn returned_bytes<A, R>(_: fn(A) -> R) -> usize {
@@ -24,12 +23,6 @@ fn no_step_of_a_request_moves_the_memory_of_a_rare_one() {
             "run_call",
             returned_bytes(|(face, request, call): (Face, Box<Context>, &'static CallDecision)| {
                 face.run_call(request, call)
-            }),
-        ),
-        (
-            "respond",
-            returned_bytes(|(face, request, call): (Face, Box<Context>, CallStream)| {
-                face.respond(request, Promotable::No, None, call)
             }),
         ),
         ("pass", returned_bytes(|(face, request): (Face, Box<Context>)| face.pass(request))),

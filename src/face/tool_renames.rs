@@ -17,7 +17,7 @@ use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, ToolNames, ToolRules};
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::body::edited_events;
-use crate::upstream::exchange::{NotificationResult, SubscriptionResult};
+use crate::upstream::exchange::{EraLookup, NotificationResult, SubscriptionResult};
 use crate::upstream::header_annotations::encode;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse};
 use crate::upstream::reply::{self, ReadLimits};
@@ -237,8 +237,8 @@ impl Upstream for RenamingUpstream {
         self.inner.listen(context, wishes).await
     }
 
-    async fn era(&self, forwarded: &ForwardedHeaders) -> Era {
-        self.inner.era(forwarded).await
+    fn era(&self, forwarded: &ForwardedHeaders) -> EraLookup<'_> {
+        self.inner.era(forwarded)
     }
 
     async fn era_for(&self, context: &CallContext) -> Era {

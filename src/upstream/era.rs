@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::{Either, ready};
 use parking_lot::Mutex;
 use tokio::sync::SetOnce;
 use tokio::time::Instant;
@@ -22,7 +23,7 @@ use super::{
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::exchange::{NotificationResult, SubscriptionResult};
+use crate::upstream::exchange::{EraLookup, NotificationResult, SubscriptionResult};
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::rpc_error::{
     HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, TRANSPORT_ERROR, UNSUPPORTED_VERSION,
@@ -117,20 +118,20 @@ impl EraCache {
     }
 
     /// The era, probed if needed. Without a verdict it is [`Era::Session`] for this request.
-    async fn era(
-        self: &Arc<Self>,
+    fn era<'a>(
+        self: &'a Arc<Self>,
         discover: &Arc<dyn EraDiscovery>,
         tracker: &TaskTracker,
         credential: ClientCredential,
-    ) -> Era {
+    ) -> EraLookup<'a> {
         if let Some(fixed) = self.fixed {
-            return fixed;
+            return Either::Left(ready(fixed));
         }
         let answered = {
             let mut known = self.known.lock();
             match &*known {
-                EraKnowledge::Verdict(era) => return *era,
-                EraKnowledge::NoVerdict(at) if at.elapsed() < PROBE_AGAIN => return Era::Session,
+                EraKnowledge::Verdict(era) => return Either::Left(ready(*era)),
+                EraKnowledge::NoVerdict(at) if at.elapsed() < PROBE_AGAIN => return Either::Left(ready(Era::Session)),
                 EraKnowledge::Asking(answered) => Arc::clone(answered),
                 EraKnowledge::Nothing | EraKnowledge::NoVerdict(_) => {
                     let answered = Arc::new(SetOnce::new());
@@ -142,12 +143,14 @@ impl EraCache {
                 }
             }
         };
-        // The probe is bounded in time, but a shutdown may end it earlier.
-        let _ = tokio::time::timeout(self.ask_max, answered.wait()).await;
-        match &*self.known.lock() {
-            EraKnowledge::Verdict(era) => *era,
-            EraKnowledge::Nothing | EraKnowledge::NoVerdict(_) | EraKnowledge::Asking(_) => Era::Session,
-        }
+        Either::Right(Box::pin(async move {
+            // The probe is bounded in time, but a shutdown may end it earlier.
+            let _ = tokio::time::timeout(self.ask_max, answered.wait()).await;
+            match &*self.known.lock() {
+                EraKnowledge::Verdict(era) => *era,
+                EraKnowledge::Nothing | EraKnowledge::NoVerdict(_) | EraKnowledge::Asking(_) => Era::Session,
+            }
+        }))
     }
 
     async fn probe(
@@ -330,8 +333,8 @@ impl Upstream for EraUpstream {
         self.session.name()
     }
 
-    async fn era(&self, forwarded: &ForwardedHeaders) -> Era {
-        self.eras.era(&self.discover, &self.tracker, forwarded.credential()).await
+    fn era(&self, forwarded: &ForwardedHeaders) -> EraLookup<'_> {
+        self.eras.era(&self.discover, &self.tracker, forwarded.credential())
     }
 
     async fn era_for(&self, context: &CallContext) -> Era {

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::{BoxFuture, Either, Ready, ready};
 use metrics::Histogram;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -65,8 +66,8 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     }
 
     /// The era for stateless clients, probed with the credential of this request. Bounded in time; usually known.
-    async fn era(&self, _forwarded: &ForwardedHeaders) -> Era {
-        Era::Session
+    fn era(&self, _forwarded: &ForwardedHeaders) -> EraLookup<'_> {
+        Either::Left(ready(Era::Session))
     }
 
     /// The era for a request of this client: at a server of both eras a client that can be asked is served in sessions,
@@ -454,6 +455,9 @@ pub enum Era {
     /// All metadata in each request, 2026-07-28.
     Stateless,
 }
+
+/// Boxed only while a probe is awaited.
+pub type EraLookup<'a> = Either<Ready<Era>, BoxFuture<'a, Era>>;
 
 impl Era {
     pub(super) fn of(version: ProtocolVersion) -> Self {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ::bytes::Bytes;
 use async_trait::async_trait;
-use futures_util::stream;
+use futures_util::{future, stream};
 use http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
@@ -19,6 +19,7 @@ use taskgate::face::served::Served;
 use taskgate::face::stateless::{MessageContext, StatelessFace};
 use taskgate::task::{GatewayFault, Principal, TaskMode};
 use taskgate::upstream::answer_body::BodyKind;
+use taskgate::upstream::exchange::EraLookup;
 use taskgate::upstream::raw_channel::{RawBody, RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
     BeginError, CallContext, Era, Exchange, ForwardedHeaders, Handshake, OwnSessionChannel, ResumeToken,
@@ -89,8 +90,8 @@ impl Upstream for Slow {
         unreachable!("no listener is there")
     }
 
-    async fn era(&self, _: &ForwardedHeaders) -> Era {
-        Era::Stateless
+    fn era(&self, _: &ForwardedHeaders) -> EraLookup<'_> {
+        EraLookup::Left(future::ready(Era::Stateless))
     }
 }
 

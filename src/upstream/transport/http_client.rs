@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{AUTHORIZATION, COOKIE, HOST, PROXY_AUTHORIZATION};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, COOKIE, HOST, PROXY_AUTHORIZATION};
 use http::uri::Scheme;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use hyper::body::{Body, Frame, SizeHint};
@@ -340,6 +340,10 @@ impl HttpClient {
         }
         if let Some(value) = issued {
             headers.insert(AUTHORIZATION, value.clone());
+        }
+        // One allocation, where hyper's own field takes two.
+        if let Some(length) = outgoing.body().and_then(|body| HeaderValue::try_from(body.len().to_string()).ok()) {
+            headers.insert(CONTENT_LENGTH, length);
         }
         *request.headers_mut() = headers;
         request

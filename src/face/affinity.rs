@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use futures_util::future::Either;
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Method, StatusCode};
 
@@ -40,12 +41,10 @@ impl From<OwnerReplica> for Destination {
 pub(super) fn answer(faces: &impl PathFaces, inbound: Box<Inbound>) -> impl Future<Output = FaceResponse> + Send {
     let served = faces.path().served;
     let admitted = admit(served, inbound);
-    async move {
-        match &served.owners {
-            None => intake::serve(faces, admitted).await,
-            // Boxed, so that a single gateway does not reserve space for it in every request.
-            Some(owners) => Box::pin(route(faces, owners, admitted)).await,
-        }
+    match &served.owners {
+        None => Either::Left(intake::serve(faces, admitted)),
+        // Boxed, so that a single gateway does not reserve space for it in every request.
+        Some(owners) => Either::Right(Box::pin(route(faces, owners, admitted))),
     }
 }
 

@@ -35,28 +35,26 @@ pub fn names_version(params: Option<&Object>) -> bool {
 }
 
 impl StatelessRequest {
-    /// Checks the shape of `_meta` (MOD-03); the error names the key. The version is checked after the headers (GW-03).
-    pub fn check_shape(params: Option<&Object>) -> Result<Object, RequestError> {
+    pub fn meta_of(params: Option<&Object>) -> Result<Object, RequestError> {
+        params.and_then(|params| params.get_object(META)).ok_or(RequestError::InvalidMetadata(Cow::Borrowed(
+            "params._meta must be an object with the protocol version and the client's capabilities",
+        )))
+    }
+
+    /// Checks the shape of `_meta` (MOD-03); the error names the key. Returns the version that it names, served or not,
+    /// which is checked after the headers (GW-03).
+    pub fn check_shape(meta: &Object) -> Result<Cow<'_, str>, RequestError> {
         let complaint = |what: &'static str| RequestError::InvalidMetadata(Cow::Borrowed(what));
-        let meta = params.and_then(|params| params.get_object(META)).ok_or_else(|| {
-            complaint("params._meta must be an object with the protocol version and the client's capabilities")
-        })?;
-        if meta.get_str(PROTOCOL_VERSION).is_none() {
-            return Err(complaint("_meta[\"io.modelcontextprotocol/protocolVersion\"] must be a string"));
-        }
+        let named = meta
+            .get_str(PROTOCOL_VERSION)
+            .ok_or_else(|| complaint("_meta[\"io.modelcontextprotocol/protocolVersion\"] must be a string"))?;
         let declared = meta.get(CLIENT_CAPABILITIES).filter(|declared| declared.bytes().starts_with(b"{"));
         let declared = declared
             .ok_or_else(|| complaint("_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object"))?;
         if declared.len() > CAPABILITIES_BYTES_MAX {
             return Err(complaint("_meta[\"io.modelcontextprotocol/clientCapabilities\"] has more than 16384 bytes"));
         }
-        Ok(meta)
-    }
-
-    /// The version that a checked `_meta` names, served or not.
-    #[must_use]
-    pub fn named_version(meta: &Object) -> Cow<'_, str> {
-        meta.get_str(PROTOCOL_VERSION).unwrap_or_default()
+        Ok(named)
     }
 
     /// Reads the other members of a served version. Refuses an invalid progress token or log level (MOD-36).
@@ -279,8 +277,8 @@ mod tests {
         let text = format!(r#"{{"_meta":{meta}}}"#);
         let payload = Payload::parse(&bytes::Bytes::from(text), ScanLimits::CLIENT).unwrap();
         let params = Object::of(&payload).unwrap();
-        let meta = StatelessRequest::check_shape(Some(&params))?;
-        StatelessRequest::read(ProtocolVersion::parse(&StatelessRequest::named_version(&meta)).unwrap(), &meta)
+        let meta = StatelessRequest::meta_of(Some(&params))?;
+        StatelessRequest::read(ProtocolVersion::parse(&StatelessRequest::check_shape(&meta)?).unwrap(), &meta)
     }
 
     fn with_capabilities(capabilities: &str) -> StatelessRequest {

@@ -427,8 +427,8 @@ impl CombinedUpstreams {
 /// Checks version (MOD-08) and headers (MOD-04 to MOD-06) before names are edited; the endpoint checks the rest.
 fn check_headers(inbound: &Inbound, request: &Request) -> Result<(), RequestError> {
     let params = request.params.object();
-    let meta = StatelessRequest::check_shape(params)?;
-    let named = StatelessRequest::named_version(&meta);
+    let meta = StatelessRequest::meta_of(params)?;
+    let named = StatelessRequest::check_shape(&meta)?;
     let has_headers = inbound.carriage != MessageChannel::Stream;
     if has_headers {
         headers::check_request(&inbound.headers, &named, &request.method)?;

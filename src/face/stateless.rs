@@ -181,8 +181,8 @@ impl StatelessFace {
         if params.is_some_and(|params| params.case_variant(&["_meta"]).is_some()) {
             return Err(RequestError::InvalidMetadata(Cow::Borrowed("_meta is spelt in another case")));
         }
-        let meta = StatelessRequest::check_shape(params)?;
-        let named = StatelessRequest::named_version(&meta);
+        let meta = StatelessRequest::meta_of(params)?;
+        let named = StatelessRequest::check_shape(&meta)?;
         if around.carriage == MessageChannel::Request {
             headers::check_request(around.headers, &named, &request.method)?;
         }

@@ -53,9 +53,10 @@ use crate::wire::list_pages::sent_cursor;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 use rounds::questions_for;
 
-/// Members of `params` that the gateway uses: other parsers might accept a different case, so it is refused (B85).
-const KNOWN_MEMBERS: [&str; 8] =
-    ["name", "arguments", "taskId", "uri", "ref", "inputResponses", "requestState", "notifications"];
+/// Members of `params` that the gateway uses, `_meta` first: other parsers might accept a different case, so it is
+/// refused (B85), and in `_meta` before all else.
+const KNOWN_MEMBERS: [&str; 9] =
+    ["_meta", "name", "arguments", "taskId", "uri", "ref", "inputResponses", "requestState", "notifications"];
 
 #[derive(Debug)]
 pub struct StatelessFace {
@@ -178,7 +179,8 @@ impl StatelessFace {
         around: MessageContext<'a>,
     ) -> Result<Box<StatelessRequestContext<'a>>, RequestError> {
         let params = request.params.object();
-        if params.is_some_and(|params| params.case_variant(&["_meta"]).is_some()) {
+        let varied = params.and_then(|params| params.case_variant(&KNOWN_MEMBERS));
+        if varied == Some("_meta") {
             return Err(RequestError::InvalidMetadata(Cow::Borrowed("_meta is spelt in another case")));
         }
         let meta = StatelessRequest::meta_of(params)?;
@@ -211,7 +213,7 @@ impl StatelessFace {
             return Err(StatelessRequest::needs_extension());
         }
         let params = params.ok_or(RequestError::InvalidMetadata(Cow::Borrowed("params must be an object")))?;
-        if let Some(name) = params.case_variant(&KNOWN_MEMBERS) {
+        if let Some(name) = varied {
             return Err(RequestError::Params(Cow::Owned(format!("{name} is spelt in another case"))));
         }
         if name.is_some_and(|name| name.contains('\0')) {

@@ -77,35 +77,16 @@ impl UpstreamEndpoint {
         .boxed()
     }
 
-    async fn answer(&self, mut inbound: Box<Inbound>) -> FaceResponse {
-        // The path was checked before, but not for each message of an HTTP+SSE stream. Its session still ends.
-        if inbound.method != Method::DELETE && self.withheld_by(&inbound.caller).is_some() {
-            if let Some(audit) = self.served.engine.audit() {
-                let (who, upstream) = (Some(&inbound.caller.principal), Some(&**self.served.upstream.name()));
-                audit.record(&AuditEvent { who, upstream, ..AuditEvent::new(AuditAct::RuleDenied) });
-            }
-            return bare(StatusCode::NOT_FOUND);
+    /// The path was checked before, but not for each message of an HTTP+SSE stream. Its session still ends.
+    fn refusal(&self, inbound: &Inbound) -> Option<FaceResponse> {
+        if inbound.method == Method::DELETE || self.withheld_by(&inbound.caller).is_none() {
+            return None;
         }
-        let holder = inbound.caller.clone();
-        let (forwarded, carriage) =
-            (self.served.settings.forwarding.of(&inbound.headers, &inbound.caller), inbound.carriage);
-        inbound.forwarded = forwarded.clone();
-        // Before the server is asked: a reload while it answers counts, too.
-        let changed = carries_notifications(&inbound).then(|| self.access_changed(&holder));
-        let response = affinity::answer(self, inbound).await;
-        let is_stream = is_event_stream(&response);
-        // A forwarded request was counted by the replica that answered it.
-        if response.extensions().get::<ForwardedMarker>().is_none() {
-            self.outcomes.count(&response, is_stream);
+        if let Some(audit) = self.served.engine.audit() {
+            let (who, upstream) = (Some(&inbound.caller.principal), Some(&**self.served.upstream.name()));
+            audit.record(&AuditEvent { who, upstream, ..AuditEvent::new(AuditAct::RuleDenied) });
         }
-        let response = match &self.login {
-            Some(login) => login.relay(response, &forwarded, carriage),
-            None => response,
-        };
-        if !is_stream {
-            return response;
-        }
-        ending_with(response, || changed.unwrap_or_else(|| self.withheld_from(&holder)))
+        Some(bare(StatusCode::NOT_FOUND))
     }
 
     pub async fn evict_expired(&self, stop: &CancellationToken) {
@@ -115,13 +96,35 @@ impl UpstreamEndpoint {
 
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
-    async fn serve(&self, inbound: Box<Inbound>) -> FaceResponse {
+    /// One function: an inner future would be copied as a whole.
+    async fn serve(&self, mut inbound: Box<Inbound>) -> FaceResponse {
         let shown = dev_requests::begin(&inbound, |inbound| self.session.client_version(inbound).ok());
-        let response = self.answer(inbound).await;
-        match shown {
+        let show = |response| match shown {
             Some(request) => dev_requests::shown(request, response),
             None => response,
+        };
+        if let Some(refusal) = self.refusal(&inbound) {
+            return show(refusal);
         }
+        let holder = inbound.caller.clone();
+        let (forwarded, carriage) =
+            (self.served.settings.forwarding.of(&inbound.headers, &inbound.caller), inbound.carriage);
+        inbound.forwarded = forwarded.clone();
+        // Before the server is asked: a reload while it answers counts, too.
+        let changed = carries_notifications(&inbound).then(|| self.access_changed(&holder));
+        let mut response = affinity::answer(self, inbound).await;
+        let is_stream = is_event_stream(&response);
+        // A forwarded request was counted by the replica that answered it.
+        if response.extensions().get::<ForwardedMarker>().is_none() {
+            self.outcomes.count(&response, is_stream);
+        }
+        if let Some(login) = &self.login {
+            response = login.relay(response, &forwarded, carriage);
+        }
+        if is_stream {
+            response = ending_with(response, || changed.unwrap_or_else(|| self.withheld_from(&holder)));
+        }
+        show(response)
     }
 
     fn withheld_by(&self, caller: &Caller) -> Option<WithheldBy> {

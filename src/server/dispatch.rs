@@ -107,6 +107,11 @@ impl Route<'_> {
     pub(super) fn is_public(&self) -> bool {
         self.endpoint.is_public()
     }
+
+    /// Whether a token is needed behind the path, in exchange for a credential.
+    pub(super) fn exchanges_tokens(&self) -> bool {
+        self.endpoint.exchanges_tokens()
+    }
 }
 
 pub(super) struct AdmittedCaller {
@@ -169,11 +174,6 @@ impl Dispatch {
         self.0.routes.find(path)
     }
 
-    /// Whether a token is needed behind a path, in exchange for a credential.
-    pub(super) fn exchanges_tokens(&self, path: &str) -> bool {
-        self.route(path).is_some_and(|route| route.endpoint.exchanges_tokens())
-    }
-
     /// The facts about a request's path that the guards need.
     pub(super) fn asked<'p>(&'p self, path: &'p str) -> AskedPath<'p> {
         self.asked_at(self.route(path), path, RareFields::default())
@@ -197,10 +197,15 @@ impl Dispatch {
         self.0.routes.forwards(header)
     }
 
-    pub(super) async fn answer(&self, mut request: Box<Request<Incoming>>, mut caller: AdmittedCaller) -> FaceResponse {
+    pub(super) async fn answer(
+        &self,
+        mut request: Box<Request<Incoming>>,
+        route: Option<Route<'_>>,
+        mut caller: AdmittedCaller,
+    ) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
-        let (route, accepted) = match self.0.admit(&request, &caller) {
+        let (route, accepted) = match self.0.admit(&request, route, &caller) {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 let response = self.0.refuse(refusal, &caller, &request, position);
@@ -245,13 +250,14 @@ impl DispatchState {
     }
 
     /// Checks everything that needs no byte of the body.
-    fn admit(
+    fn admit<'r>(
         &self,
         request: &Request<Incoming>,
+        route: Option<Route<'r>>,
         AdmittedCaller { caller, rare, .. }: &AdmittedCaller,
-    ) -> Result<(Route<'_>, AcceptedTypes), Refusal> {
+    ) -> Result<(Route<'r>, AcceptedTypes), Refusal> {
         let unknown = || Refusal::PathUnknown(self.routes.paths_for(&caller.principal));
-        let route = self.routes.find(request.uri().path()).ok_or_else(unknown)?;
+        let route = route.ok_or_else(unknown)?;
         let endpoint = route.endpoint;
         if let Some(by) = endpoint.withheld_by(caller) {
             return Err(Refusal::PathWithheld(by));

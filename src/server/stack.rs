@@ -16,7 +16,7 @@ use hyper::body::Incoming;
 use super::ListenerRole;
 use super::api_keys::KEY_HEADER;
 use super::client_certificates::PeerCertificate;
-use super::dispatch::{AdmittedCaller, Dispatch};
+use super::dispatch::{AdmittedCaller, Dispatch, Route};
 use super::forwarded::{ForwardedRequest, TrustedProxies};
 use super::head::{HeadGuard, RareField, RareFields};
 use super::host::{HostGuard, OriginGuard};
@@ -142,11 +142,12 @@ impl Layers {
             return answer;
         }
         let certificate = certificate.as_deref();
-        let identity = match self.admit(&request, rare, client, certificate, LookupWait::Allowed) {
+        let route = self.dispatch.route(request.uri().path());
+        let identity = match self.admit(&request, route, rare, client, certificate, LookupWait::Allowed) {
             Ok(Identity::NeedsLookup(lookup)) => {
                 // Boxed: rare, and every request would be larger by it.
                 match Box::pin(lookup.wait(client)).await {
-                    Ok(()) => self.admit(&request, rare, client, certificate, LookupWait::Over),
+                    Ok(()) => self.admit(&request, route, rare, client, certificate, LookupWait::Over),
                     Err(wait) => Err(Refusal::TooManyTokens(wait)),
                 }
             }
@@ -156,15 +157,14 @@ impl Layers {
             Ok(Identity::Known(known)) => {
                 let AuthenticatedCaller { caller, grant, ends_at, forwarded_from, further, scheme, .. } = known;
                 // Not where `Authorization` is forwarded: a removed upstream may still serve its tasks so.
-                let exchanges = || self.dispatch.exchanges_tokens(request.uri().path());
-                let is_exchanged = self.principal.takes_tokens() && exchanges();
+                let is_exchanged = self.principal.takes_tokens() && route.is_some_and(|route| route.exchanges_tokens());
                 let token = if is_exchanged { TokenUse::Exchange } else { TokenUse::Identity };
                 self.principal.withhold_keys(request.headers_mut(), token);
                 let is_counted = self.is_for_replicas();
                 let path = self.principal.takes_tokens().then(|| request.uri().path().to_owned());
                 let client = forwarded_from.unwrap_or(client);
                 let caller = AdmittedCaller { caller, client, is_counted, rare, arrival };
-                let mut response = self.dispatch.answer(request, caller).await;
+                let mut response = self.dispatch.answer(request, route, caller).await;
                 if is_counted {
                     note_taken(&mut response);
                 }
@@ -209,6 +209,7 @@ impl Layers {
     fn admit<B>(
         &self,
         request: &Request<B>,
+        route: Option<Route<'_>>,
         rare: RareFields,
         client: IpAddr,
         certificate: Option<&PeerCertificate>,
@@ -223,7 +224,6 @@ impl Layers {
             let asked = AskedPath { endpoint: None, forwards: false, wait, certificate, rare };
             return self.principal.identify(request, asked);
         }
-        let route = self.dispatch.route(path);
         if route.is_none() && is_metadata(path) {
             return Err(Refusal::NoMetadata);
         }

@@ -30,7 +30,8 @@ pub(super) fn begin(
     }
 }
 
-pub(super) fn shown(request: Box<ClientRequest>, response: FaceResponse) -> FaceResponse {
+pub(super) fn shown(request: Option<Box<ClientRequest>>, response: FaceResponse) -> FaceResponse {
+    let Some(request) = request else { return response };
     let text = match is_event_stream(&response) {
         true => ResponseText::Events(SseDecoder::new(BYTES_MAX)),
         false => ResponseText::Whole(Vec::new()),

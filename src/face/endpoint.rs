@@ -99,12 +99,8 @@ impl Endpoint for UpstreamEndpoint {
     /// One function: an inner future would be copied as a whole.
     async fn serve(&self, mut inbound: Box<Inbound>) -> FaceResponse {
         let shown = dev_requests::begin(&inbound, |inbound| self.session.client_version(inbound).ok());
-        let show = |response| match shown {
-            Some(request) => dev_requests::shown(request, response),
-            None => response,
-        };
         if let Some(refusal) = self.refusal(&inbound) {
-            return show(refusal);
+            return dev_requests::shown(shown, refusal);
         }
         let holder = inbound.caller.clone();
         let (forwarded, carriage) =
@@ -124,7 +120,7 @@ impl Endpoint for UpstreamEndpoint {
         if is_stream {
             response = ending_with(response, || changed.unwrap_or_else(|| self.withheld_from(&holder)));
         }
-        show(response)
+        dev_requests::shown(shown, response)
     }
 
     fn withheld_by(&self, caller: &Caller) -> Option<WithheldBy> {
@@ -263,7 +259,6 @@ impl Endpoint for ClosingEndpoint {
     }
 }
 
-/// Responds to clients while the store is unavailable at the start.
 #[derive(Debug)]
 pub struct UnavailableStoreEndpoint;
 

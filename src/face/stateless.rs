@@ -53,8 +53,7 @@ use crate::wire::list_pages::sent_cursor;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 use rounds::questions_for;
 
-/// Members of `params` that the gateway uses, `_meta` first: other parsers might accept a different case, so it is
-/// refused (B85), and in `_meta` before all else.
+/// Members that the gateway uses, `_meta` first: other parsers might accept a different case, so it is refused (B85).
 const KNOWN_MEMBERS: [&str; 9] =
     ["_meta", "name", "arguments", "taskId", "uri", "ref", "inputResponses", "requestState", "notifications"];
 

@@ -175,12 +175,7 @@ impl Dispatch {
     }
 
     /// The facts about a request's path that the guards need.
-    pub(super) fn asked<'p>(&'p self, path: &'p str) -> AskedPath<'p> {
-        self.asked_at(self.route(path), path, RareFields::default())
-    }
-
-    /// As [`Self::asked`], for the route of `path` and a request's rare fields, which a caller is judged by.
-    pub(super) fn asked_at<'p>(&self, route: Option<Route<'p>>, path: &'p str, rare: RareFields) -> AskedPath<'p> {
+    pub(super) fn asked<'p>(&self, route: Option<Route<'p>>, path: &'p str, rare: RareFields) -> AskedPath<'p> {
         let found = route.filter(|route| !route.is_public());
         let forwards = |route: Route<'_>| route.endpoint.forwards(&AUTHORIZATION);
         AskedPath {

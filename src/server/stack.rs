@@ -183,8 +183,9 @@ impl Layers {
 
     /// Adds the challenge to a face's refusal of a caller that lacks a scope.
     fn challenge_for_scopes(&self, path: &str, used: TokenScheme, response: &mut FaceResponse) {
+        let asked = || self.dispatch.asked(self.dispatch.route(path), path, RareFields::default());
         if let Some(ScopesNeeded(needed)) = response.extensions_mut().remove()
-            && let Some(challenge) = self.principal.scope_challenge(self.dispatch.asked(path), used, &needed)
+            && let Some(challenge) = self.principal.scope_challenge(asked(), used, &needed)
         {
             response.headers_mut().insert(WWW_AUTHENTICATE, challenge);
         }
@@ -232,7 +233,7 @@ impl Layers {
             return Ok(self.principal.anybody().into());
         }
         // Before the routes, so that an unauthenticated client cannot find out which paths exist (SEC-05).
-        self.principal.identify(request, AskedPath { wait, certificate, ..self.dispatch.asked_at(route, path, rare) })
+        self.principal.identify(request, AskedPath { wait, certificate, ..self.dispatch.asked(route, path, rare) })
     }
 }
 

@@ -297,13 +297,11 @@ impl Upstream for SessionUpstream {
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        let exchange = HttpExchange::begin(&self.link, self.source(&context), request, &context).await?;
-        Ok(Box::new(exchange))
+        Ok(Box::new(HttpExchange::begin(&self.link, self.source(&context), request, &context).await?))
     }
 
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        let exchange = HttpExchange::resume(&self.link, self.source(&context), &token, &context)?;
-        Ok(Box::new(exchange))
+        Ok(Box::new(HttpExchange::resume(&self.link, self.source(&context), &token, &context)?))
     }
 
     async fn notifications(&self, context: &CallContext) -> NotificationResult {

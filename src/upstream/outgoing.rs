@@ -27,7 +27,7 @@ pub(crate) struct SessionHeaders {
 impl SessionHeaders {
     /// A POST of one message. Both response types are always accepted (UPC-15).
     pub(crate) fn post(&self, message: impl Into<MessageText>) -> OutgoingRequest {
-        self.posting(message.into(), Vec::new())
+        self.post_with(message, Vec::new())
     }
 
     pub(crate) fn post_with(
@@ -35,11 +35,8 @@ impl SessionHeaders {
         message: impl Into<MessageText>,
         further: Vec<(HeaderName, HeaderValue)>,
     ) -> OutgoingRequest {
-        self.posting(message.into(), further)
-    }
-
-    fn posting(&self, message: MessageText, further: Vec<(HeaderName, HeaderValue)>) -> OutgoingRequest {
-        self.request(OutgoingMethod::Post { message, further: further.into_boxed_slice() }, RequestScope::New)
+        let verb = OutgoingMethod::Post { message: message.into(), further: further.into_boxed_slice() };
+        self.request(verb, RequestScope::New)
     }
 
     /// A GET of a stream: the session's own, or the rest of one that sent `last_event`.

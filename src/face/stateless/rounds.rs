@@ -73,12 +73,10 @@ impl StatelessFace {
             }
             Ok(HeldCallResumption::Over(event)) => match request.metadata.takes_tasks() {
                 HandleSupport::No | HandleSupport::ByTools => {
-                    let dialect = self.fallback_texts();
-                    self.view(*request, Promotable::No, dialect).answer(event)
+                    self.view(*request, Promotable::No, self.fallback_texts()).answer(event)
                 }
                 HandleSupport::AfterGrace | HandleSupport::AtOnce => {
-                    let dialect = self.dialect();
-                    self.view(*request, Promotable::No, dialect).answer(event)
+                    self.view(*request, Promotable::No, self.dialect()).answer(event)
                 }
             },
             Err(HeldCallRefusal::Complaint(complaint)) => request.addressee.complaint(&complaint),

@@ -102,10 +102,9 @@ impl StatelessFace {
                 let task = engine.get(caller, id).await?;
                 check_declared(&request.metadata, &task)?;
                 engine.count_poll(&task)?;
-                let settled = match task.is_settled() {
-                    false if task.tree.children.is_empty() => Vec::new(),
-                    false => Box::pin(engine.settled_subtasks(&task.key.owner, &task.tree, EARLY_BYTES_MAX)).await?,
+                let settled = match task.is_settled() || task.tree.children.is_empty() {
                     true => Vec::new(),
+                    false => Box::pin(engine.settled_subtasks(&task.key.owner, &task.tree, EARLY_BYTES_MAX)).await?,
                 };
                 let task = engine.share(task).await?;
                 Ok(engine.within_budget(&request.caller.principal, dialect.snapshot_with(&task, &settled))?)
@@ -138,13 +137,11 @@ fn check_declared(metadata: &StatelessRequest, task: &Task) -> Result<(), Reques
 
 /// A tool that runs only as a task is still refused to clients without the extension (GW-13).
 pub(super) fn takes_tasks(metadata: &StatelessRequest, policy: ToolPolicy) -> (ToolPolicy, HandleSupport) {
-    match metadata.takes_tasks() {
-        HandleSupport::No if policy.falls_back_to_tools() && policy.mode != TaskMode::Required => {
-            (policy.asking_first(), HandleSupport::ByTools)
-        }
-        takes @ (HandleSupport::No | HandleSupport::AfterGrace | HandleSupport::AtOnce | HandleSupport::ByTools) => {
-            (policy, takes)
-        }
+    let takes = metadata.takes_tasks();
+    if takes == HandleSupport::No && policy.falls_back_to_tools() && policy.mode != TaskMode::Required {
+        (policy.asking_first(), HandleSupport::ByTools)
+    } else {
+        (policy, takes)
     }
 }
 
@@ -167,12 +164,10 @@ impl StatelessFace {
     ) -> BoxFuture<'static, FaceResponse> {
         match request.metadata.takes_tasks() {
             HandleSupport::No | HandleSupport::ByTools => {
-                let dialect = self.fallback_texts();
-                Box::pin(self.view(*request, promotable, dialect).respond(first, call))
+                Box::pin(self.view(*request, promotable, self.fallback_texts()).respond(first, call))
             }
             HandleSupport::AfterGrace | HandleSupport::AtOnce => {
-                let dialect = self.dialect();
-                Box::pin(self.view(*request, promotable, dialect).respond(first, call))
+                Box::pin(self.view(*request, promotable, self.dialect()).respond(first, call))
             }
         }
     }

@@ -217,8 +217,7 @@ impl StatelessExchange {
         let class = if *request.method == *method::TOOLS_CALL { ExchangeClass::Call } else { ExchangeClass::Other };
         let request = DraftRequest { method: request.method, params: request.params, progress: context.progress };
         let handed_over = context.handed_over.clone().unwrap_or_default();
-        let taken = Arc::clone(&handed_over);
-        let mut exchange = Self::start(sender, class, |course| Box::pin(course.run(request, taken)));
+        let mut exchange = Self::start(sender, class, |course| Box::pin(course.run(request, Arc::clone(&handed_over))));
         exchange.driven.hand_over(&handed_over).await?;
         Ok(exchange)
     }

@@ -339,7 +339,7 @@ impl PathFaces for Arc<CombinedUpstreams> {
     }
 
     async fn stateless(&self, inbound: &Inbound, request: &Request) -> FaceResponse {
-        self.serve_stateless(inbound, request.clone()).await
+        Box::pin(self.serve_stateless(inbound, request.clone())).await
     }
 
     async fn post(&self, inbound: Box<Inbound>, message: Box<Message>) -> FaceResponse {

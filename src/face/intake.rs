@@ -85,8 +85,7 @@ async fn serve_stateless(faces: &impl PathFaces, inbound: &Inbound, message: &Me
         let what = Cow::Borrowed("initialize cannot have the header of a stateless version");
         return stateless_addressee(inbound, Some(request.id.clone())).complaint(&RequestError::Header(what));
     }
-    // Boxed, so that a session's request, which needs less, is not as large.
-    Box::pin(faces.stateless(inbound, request)).await
+    faces.stateless(inbound, request).await
 }
 
 fn is_handshake_without_metadata(request: &Request) -> bool {

@@ -53,7 +53,6 @@ impl SharedResults {
     }
 }
 
-/// A task's result if its responses share a buffer.
 fn large_result(task: &Task) -> Option<LargeResult<'_>> {
     let Some(Outcome::Returned { result, is_error }) = task.outcome() else { return None };
     (result.len() >= JsonPieces::SHARED_MIN).then_some(LargeResult { result, is_error: *is_error })

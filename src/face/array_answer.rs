@@ -222,7 +222,8 @@ async fn response_text(
     }
     let needed = answer.extensions_mut().remove().map(|ScopesNeeded(needed)| needed);
     let limits = ReadLimits::within(result_bytes_max, served.engine.limits().answers_to(&principal)).with_envelope();
-    match read_whole(answer.into_body(), &limits).await.and_then(|text| item_text(text, id.as_ref())) {
+    let item = |text: Bytes| item_text(text.clone(), id.as_ref()).map(|item| limits.rehold_edited(item, &text));
+    match read_whole(answer.into_body(), &limits).await.and_then(item) {
         Ok(text) => Some(ItemAnswer { text, needed }).filter(|answer| !answer.text.is_empty()),
         Err(fault) => Some(envelope::error(id.as_ref(), &gateway_error(&fault)).into()),
     }

@@ -47,6 +47,7 @@ use crate::engine::{CallMaker, CallSpec, RoundSupport, plain_request};
 use crate::task::{
     Caller, ClientKind, Executed, GatewayFault, HandleSupport, Idempotency, Plan, Principal, Reason, ToolPolicy,
 };
+use crate::upstream::reply::ReadLimits;
 use crate::upstream::{BeginError, CallContext, Era, ForwardedHeaders, Handshake, UpstreamTaskMode};
 use crate::wire::envelope::Request;
 use crate::wire::list_pages::sent_cursor;
@@ -488,7 +489,7 @@ impl StatelessFace {
                 progress: request.metadata.progress_token.clone().map(MonotonicProgress::new),
                 life_signs: self.served.settings.life_signs,
                 logs: request.metadata.log_level.map_or(LogFilter::None, LogFilter::From),
-                share: self.served.engine.limits().answers_to(&request.caller.principal),
+                limits: ReadLimits::within(0, self.served.engine.limits().answers_to(&request.caller.principal)),
             },
             metadata: request.metadata,
             promotable,

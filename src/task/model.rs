@@ -340,6 +340,10 @@ impl Outcome {
     pub const fn lost(fault: GatewayFault) -> Self {
         Self::Faulted(Failure::Gateway(fault))
     }
+
+    pub const fn result(&self) -> Option<&Payload> {
+        if let Self::Returned { result, .. } = self { Some(result) } else { None }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

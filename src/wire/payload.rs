@@ -92,7 +92,6 @@ impl Payload {
         scan::items(&self.text).map(|span| Self::from_scanned(self.text.slice(span)))
     }
 
-    /// The same text in another buffer.
     #[must_use]
     pub(crate) fn held_by(self, attach: impl FnOnce(Bytes) -> Bytes) -> Self {
         Self { text: attach(self.text), ..self }
@@ -175,6 +174,12 @@ impl JsonPieces {
 
     pub fn is_large(&self) -> bool {
         self.len() >= Self::SHARED_MIN
+    }
+
+    /// The same value in other buffers; a small one stays in its own.
+    #[must_use]
+    pub(crate) fn held_by(self, attach: impl Fn(Bytes) -> Bytes) -> Self {
+        if self.is_large() { Self::Pieces(self.into_pieces().into_iter().map(attach).collect()) } else { self }
     }
 
     /// The value in one piece. Copies pieces.

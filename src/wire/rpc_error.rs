@@ -28,7 +28,6 @@ pub struct RpcError {
 impl RpcError {
     /// The most bytes of a server's error that is kept: errors take no bytes of the answer budget (B190).
     pub const BYTES_MAX: usize = 64 << 10;
-    /// The most bytes of the message of a larger error.
     const CUT_MESSAGE_BYTES_MAX: usize = 16 << 10;
 
     pub fn new(code: i64, message: impl Into<String>) -> Self {

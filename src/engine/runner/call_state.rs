@@ -42,7 +42,6 @@ pub(super) struct UpstreamCall {
 
 enum CallExchanges {
     One(ExchangeStage),
-    /// One exchange for each element of the call's list.
     Split(Box<SplitExchange>),
 }
 
@@ -195,10 +194,7 @@ impl UpstreamCall {
 
     /// Resumes an exchange, without a permit: the upstream never stopped. Fails if the token is not valid any more.
     pub(super) async fn resume(&mut self, spec: &CallSpec, token: ResumeToken) -> Result<(), BeginError> {
-        match self.only_mut() {
-            Some(exchange) => exchange.resume(spec, token).await,
-            None => Ok(()),
-        }
+        if let Some(exchange) = self.only_mut() { exchange.resume(spec, token).await } else { Ok(()) }
     }
 
     pub(super) fn resume_token(&self) -> Option<ResumeToken> {

@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 
+use bytes::Bytes;
 use http::StatusCode;
 
 use super::progress::CallNotices;
@@ -159,7 +160,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
         match (&task.phase, state) {
             (Phase::AwaitingInput(open), Some(state)) => {
                 let asks = inputs::input_required(open, &state, &server_meta(&self.server_info));
-                RequestAnswer::Result(asks.held_by(|text| self.notices.share.rehold(text)).into())
+                RequestAnswer::Result(asks.held_by(|text| self.notices.limits.rehold(text)).into())
             }
             _ => RequestAnswer::Fault(INTERNAL),
         }
@@ -176,10 +177,13 @@ impl<D: FaceDialect + 'static> CallView<D> {
     }
 
     fn outcome(&self, outcome: Outcome) -> RequestAnswer {
+        let original = outcome.result().map_or_else(Bytes::new, |result| result.bytes().clone());
         match self.edited(outcome) {
             Outcome::Returned { result, .. } => match &self.addressee.id {
                 Some(id) if result.len() >= LARGE => {
                     let pieces = stateless_result_in_pieces(&self.method, &result, &self.server_info, LARGE);
+                    let held = |piece| self.notices.limits.rehold_edited(piece, &original);
+                    let pieces = pieces.into_iter().map(held).collect();
                     RequestAnswer::Json(joined_body(envelope::result_of_pieces(id, pieces)))
                 }
                 Some(_) | None => RequestAnswer::Result(completed_result(&self.method, &result, &self.server_info)),
@@ -192,10 +196,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
             }
             Outcome::Faulted(failure) => {
                 let error = failure_error(&failure);
-                self.refused(match &self.uri {
-                    Some(uri) => with_uri(error, uri),
-                    None => error,
-                })
+                self.refused(if let Some(uri) = &self.uri { with_uri(error, uri) } else { error })
             }
             Outcome::Cancelled => self.refused(call_cancelled()),
         }

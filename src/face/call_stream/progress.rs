@@ -7,8 +7,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::answer_budget::AnswerShare;
 use crate::dialect::negotiate::LogLevel;
+use crate::upstream::reply::ReadLimits;
 use crate::upstream::{Progress, ServerNotification};
 use crate::wire::framing::{BodyPart, SseEvent};
 use crate::wire::progress::{self, ProgressView};
@@ -21,8 +21,7 @@ pub struct CallNotices {
     /// Whether life signs are progress, if the client requested any, and not comments.
     pub life_signs: bool,
     pub logs: LogFilter,
-    /// The account for copies of large messages.
-    pub share: AnswerShare,
+    pub(crate) limits: ReadLimits,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +64,7 @@ impl CallNotices {
 
     /// A notification for the client. It takes the bytes that the server's message held until now (B190).
     pub fn notification(&self, (name, params): &ServerNotification) -> Bytes {
-        self.share.rehold(envelope::notification(name, params.as_ref()))
+        self.limits.rehold(envelope::notification(name, params.as_ref()))
     }
 }
 
@@ -225,7 +224,8 @@ mod tests {
     fn b190_a_log_message_holds_its_bytes_until_its_client_has_it() {
         let budget = AnswerBudget::default();
         let share = budget.share(&Principal::local(), usize::MAX);
-        let notices = CallNotices { progress: None, life_signs: false, logs: LogFilter::All, share };
+        let limits = ReadLimits::within(0, share);
+        let notices = CallNotices { progress: None, life_signs: false, logs: LogFilter::All, limits };
         let log = Payload::text(&"x".repeat(2 * FREE_BYTES));
         let message = notices.log(&(Arc::from(method::LOG_MESSAGE), Some(log))).unwrap();
         assert_eq!(budget.in_use(), message.len());

@@ -22,7 +22,7 @@ use crate::face::answer::Addressee;
 use crate::face::headers;
 use crate::face::http::{Endpoint as _, FaceResponse, Inbound, ResponseBody, broken_body, full_body};
 use crate::metric;
-use crate::task::{Caller, Executed, GatewayFault, Reason, TaskId};
+use crate::task::{Caller, Executed, GatewayFault, Principal, Reason, TaskId};
 use crate::wire::envelope::{self, Request};
 use crate::wire::framing::{BodyPart, MessageClassifier};
 use crate::wire::meta::{META, RELATED_TASK};
@@ -62,6 +62,7 @@ impl AnswerScope {
 pub(super) struct ServerVoice {
     pub(super) upstreams: Arc<CombinedUpstreams>,
     pub(super) at: usize,
+    pub(super) principal: Principal,
     pub(super) request: AnswerScope,
     pub(super) session: Option<(Arc<CombinedSession>, Caller)>,
     /// The request's progress token, which the upstream may use on other streams, too.
@@ -114,8 +115,9 @@ impl ServerVoice {
         id.is_some_and(|id| self.upstreams.common().engine.is_running(&caller.task(id)))
     }
 
+    /// An edited message takes the bytes that the upstream's held until now (B190).
     pub(super) fn admit(&self, text: MessageText) -> Option<MessageText> {
-        let mut refused = Vec::new();
+        let (mut refused, original) = (Vec::new(), Bytes::clone(&text));
         let shown = admitted(self.upstream(), self, text, &mut refused);
         for message in refused {
             match message {
@@ -124,7 +126,13 @@ impl ServerVoice {
                 RefusedMessage::LongId(id) => self.refuse(&id),
             }
         }
-        shown
+        match shown {
+            Some(edited) if edited.as_ptr() != original.as_ptr() => {
+                let limits = self.upstreams.read_limits(self.at, &self.principal);
+                Some(edited.held_by(|text| limits.rehold(text)))
+            }
+            same => same,
+        }
     }
 
     fn note_dropped(&self, reason: &'static str) {

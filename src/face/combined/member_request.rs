@@ -82,7 +82,8 @@ impl EndpointClient {
 
     pub(super) fn voice(&self, at: usize, request: AnswerScope) -> ServerVoice {
         let session = self.session.as_ref().map(|session| (Arc::clone(session), self.head.caller.clone()));
-        ServerVoice { upstreams: Arc::clone(&self.upstreams), at, request, session, sent_token: None }
+        let principal = self.principal().clone();
+        ServerVoice { upstreams: Arc::clone(&self.upstreams), at, principal, request, session, sent_token: None }
     }
 
     /// Builds a message of this client for an upstream, in its session there. Fails if no session can be opened.
@@ -114,7 +115,6 @@ impl EndpointClient {
         }
     }
 
-    /// Sends a request, and reads the whole result.
     pub(super) async fn request(&self, at: usize, method: &str, params: Payload) -> Result<Object, MemberRefusal> {
         let upstreams = &self.upstreams;
         let token = Object::of(&params).as_ref().and_then(progress::token);

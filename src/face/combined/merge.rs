@@ -9,7 +9,6 @@ use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, method, one_line};
 
-/// The limit of one server's instructions; the rest is cut off.
 const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
 
 /// The members of a handshake result that endpoints merge. The default describes a server without a handshake.

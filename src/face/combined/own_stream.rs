@@ -31,7 +31,7 @@ pub(super) use crate::face::http::is_event_stream;
 use crate::face::http::{
     AcceptedTypes, Endpoint as _, FaceResponse, Inbound, MessageChannel, ResponseBody, is_passing,
 };
-use crate::task::{Principal, Reason};
+use crate::task::Reason;
 use crate::upstream::answer_body::BodyBreakError;
 use crate::upstream::body::{GatedBody, GatedPart};
 use crate::upstream::reply::{BodyReadError, EventStream, ReadLimits};
@@ -44,13 +44,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// The interval of attempts at upstreams that refused a session, while a client listens.
 const RETRY_EVERY: Duration = Duration::from_secs(30);
 
-pub(super) async fn shown(
-    answer: FaceResponse,
-    voice: ServerVoice,
-    principal: &Principal,
-    addressee: &Addressee,
-) -> FaceResponse {
-    let limits = voice.upstreams.read_limits(voice.at, principal).with_envelope();
+pub(super) async fn shown(answer: FaceResponse, voice: ServerVoice, addressee: &Addressee) -> FaceResponse {
+    let limits = voice.upstreams.read_limits(voice.at, &voice.principal).with_envelope();
     match is_event_stream(&answer) {
         true => answer.map(|source| ResponseBody::new(ShownEvents::new(source, voice, limits))),
         false => voice.admit_answer(answer, addressee).await,
@@ -168,17 +163,14 @@ pub(super) async fn open(
                 return bare(StatusCode::BAD_REQUEST);
             }
             let voice = client.voice(at, AnswerScope::Resumed(mark));
-            shown(answer, voice, client.principal(), &addressee(None, AcceptedTypes::Both)).await
+            shown(answer, voice, &addressee(None, AcceptedTypes::Both)).await
         }
         Some((at, MarkedEvent::Own(id))) => {
             event_stream(MergedStream::begin(client, session, Some((at, id.to_owned()))))
         }
         None => event_stream(MergedStream::begin(client, session, None)),
     };
-    match permit {
-        Some(permit) => response.map(|body| permit.keep(body)),
-        None => response,
-    }
+    if let Some(permit) = permit { response.map(|body| permit.keep(body)) } else { response }
 }
 
 async fn reopened(client: &EndpointClient, at: usize, last_event: Option<&str>) -> Result<FaceResponse, MemberRefusal> {

@@ -157,7 +157,7 @@ impl CombinedUpstreams {
                 sent.unwrap_or_else(|refusal| refusal.into_response(&addressee))
             }
             Message::Request(request) => {
-                let (id, principal) = (request.id.clone(), client.principal().clone());
+                let id = request.id.clone();
                 let mut voice = client.voice(0, AnswerScope::of(&request));
                 let asked = pin!(self.asked(client, request, text, &addressee));
                 // The request is not sent yet: a cancel drops the requests on the client's behalf.
@@ -166,7 +166,7 @@ impl CombinedUpstreams {
                     Some(Ok(AskedMember::Asked(at, inbound))) => {
                         voice.select(at);
                         let answer = served(Some(&session), self, at, *inbound).await;
-                        own_stream::shown(answer, voice, &principal, &addressee).await
+                        own_stream::shown(answer, voice, &addressee).await
                     }
                     Some(Err(refusal)) => refusal.into_response(&addressee),
                     None => unanswered(addressee.accepted).into_response(&addressee),

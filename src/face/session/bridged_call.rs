@@ -35,6 +35,7 @@ use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::metric;
 use crate::task::{Caller, ClientKind, Failure, HandleSupport, Idempotency, Outcome, Plan, Principal, Reason, Task};
+use crate::upstream::reply::ReadLimits;
 use crate::upstream::{CallContext, ForwardedHeaders, ServerNotification, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Params, Request};
 use crate::wire::framing::BodyPart;
@@ -181,7 +182,7 @@ fn notices_before_result(
         progress: token.map(MonotonicProgress::new),
         life_signs: shared.served.settings.life_signs,
         logs,
-        share: shared.served.engine.limits().answers_to(&caller.caller.principal),
+        limits: ReadLimits::within(0, shared.served.engine.limits().answers_to(&caller.caller.principal)),
     }
 }
 
@@ -383,7 +384,8 @@ impl BridgedCall {
     }
 
     pub(super) fn ending(&self, outcome: Outcome) -> CallResult {
-        match self.reachable(outcome) {
+        let original = outcome.result().map_or_else(Bytes::new, |result| result.bytes().clone());
+        let shown: CallResult = match self.reachable(outcome) {
             Outcome::Returned { result, .. } if self.era == AnswerEra::Sessions && !self.is_of_another(&result) => {
                 Ok(result.into())
             }
@@ -395,7 +397,8 @@ impl BridgedCall {
             Outcome::Faulted(Failure::Upstream(error)) => Err(session_error(&error, self.uri.as_deref())),
             Outcome::Faulted(Failure::Gateway(fault)) => Err(gateway_error(&fault)),
             Outcome::Cancelled => Err(call_cancelled()),
-        }
+        };
+        shown.map(|shown| shown.held_by(|text| self.notices.limits.rehold_edited(text, &original)))
     }
 
     /// Whether the first call under the key was answered without a session.

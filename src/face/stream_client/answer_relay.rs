@@ -160,7 +160,7 @@ impl ClientLink {
         self.dropped();
         let kept = |(message, kind): (Bytes, RelayedKind)| (kind != RelayedKind::None).then_some(message);
         let kept: Vec<_> = messages.into_iter().zip(kinds).filter_map(kept).collect();
-        (envelope::batch(&kept), is_answer)
+        (envelope::batch(&kept).map(|text| self.read_limits().rehold(text)), is_answer)
     }
 
     fn dropped(&self) {

@@ -54,12 +54,16 @@ enum Asked {
     PipedRead,
     /// `tools/call` in a session of a client without tasks.
     PipedCall,
-    /// `tools/call` that the gateway makes itself, with a result that it edits, since it names its type.
+    /// `tools/call` that the gateway makes itself, with a result that it edits twice: its type, and its large `_meta`.
     EditedCall,
     /// The call of that task again, under its key, by a client without tasks.
     Repetition,
     /// `tools/list` at an endpoint of two servers.
     List,
+    /// `tools/list` in a session that is forwarded, with a list that the gateway edits.
+    SessionList,
+    /// `tools/list` in a session at a server without sessions.
+    BridgedList,
     /// `resources/read` in a session at that endpoint.
     EndpointRead,
     /// `resources/read` in arrays at an endpoint.
@@ -240,6 +244,11 @@ impl Bench {
                 // Together no larger than a result may be.
                 let arguments = json!({"items": ["a", "b", "c"]});
                 ("/up/mcp", (0..REQUESTS / 3).map(|_| Call::plain(&arguments)).collect())
+            }
+            Asked::SessionList | Asked::BridgedList => {
+                let headers = self.session("/up/mcp", "2025-11-25").await;
+                let ask = |id| in_session(&headers, rpc(id, "tools/list", &json!({})).to_string());
+                ("/up/mcp", (0..REQUESTS).map(ask).collect())
             }
             Asked::PipedRead | Asked::PipedCall | Asked::EndpointRead => {
                 let path = if asked == Asked::EndpointRead { "/all/mcp" } else { "/up/mcp" };
@@ -486,6 +495,8 @@ rows! {
     b190_polls_of_a_large_result_share_its_bytes_however_many_are_not_read: Poll, Unread, Json, Disk;
     bridged_reads_that_drip_hold_no_more_than_the_budget: Read, Dripped, Events, Disk;
     lists_of_two_servers_hold_no_more_than_the_budget: List, Unread, Json, Disk;
+    lists_in_a_session_hold_no_more_than_the_budget: SessionList, Unread, Json, Disk;
+    lists_across_the_eras_hold_no_more_than_the_budget: BridgedList, Unread, Json, Disk;
     arrays_at_an_endpoint_hold_no_more_than_the_budget: EndpointArray, Unread, Json, Disk;
     split_calls_hold_no_more_than_the_budget: Split, Unread, Json, Disk;
     edited_results_of_calls_hold_no_more_than_the_budget: EditedCall, Unread, Json, Disk;
@@ -649,7 +660,7 @@ async fn split_calls_as_tasks_hold_no_more_than_the_budget() {
 async fn every_kind_of_answer_over_every_way_holds_no_more_than_the_budget() {
     use Asked::{
         Array, EditedCall, EndpointArray, EndpointRead, List, PipedCall, PipedRead, Poll, Read, Repetition, Result,
-        Split,
+        SessionList, Split,
     };
     let all = [
         Poll,
@@ -660,6 +671,7 @@ async fn every_kind_of_answer_over_every_way_holds_no_more_than_the_budget() {
         PipedCall,
         EditedCall,
         List,
+        SessionList,
         EndpointRead,
         EndpointArray,
         Array,

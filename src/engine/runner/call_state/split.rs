@@ -39,7 +39,6 @@ pub(in crate::engine::runner) struct SplitExchange {
     /// By element; `None` for elements that have not ended.
     outcomes: Vec<Option<ElementOutcome>>,
     ended: usize,
-    /// The size of all results so far, in bytes.
     bytes: usize,
     events: VecDeque<ExchangeEvent>,
     message: Option<Arc<str>>,
@@ -216,7 +215,6 @@ impl SplitExchange {
         self.finish();
     }
 
-    /// Drops all calls, and begins no others.
     pub(super) fn finish(&mut self) {
         self.running.clear();
         self.next = self.plan.total;
@@ -303,10 +301,7 @@ async fn combine(
             // Not earlier: it takes the memory that it has waited for.
             combined.reserve(bytes);
         }
-        combined.add(&match outcome {
-            Some(outcome) => result_of(outcome.outcome().await),
-            None => cancelled(),
-        });
+        combined.add(&if let Some(outcome) = outcome { result_of(outcome.outcome().await) } else { cancelled() });
     }
     ExchangeEvent::Returned(combined.finish().held_by(|text| permit.attach(text)))
 }

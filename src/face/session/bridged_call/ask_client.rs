@@ -136,7 +136,7 @@ impl BridgedCall {
                 BridgedQuestion { nonce: self.nonce, key: *key, tool: self.tool.clone(), to: round.to.clone() };
             let guard = self.shared.open.questions.insert(named, question);
             let (Some((name, params)), Some(guard)) = (asks, guard) else { return false };
-            let text = self.notices.share.rehold(envelope::request(&id, &name, params.as_ref()));
+            let text = self.notices.limits.rehold(envelope::request(&id, &name, params.as_ref()));
             if self.send_now(BodyPart::message(text)).await {
                 round.questions.insert(*key, guard);
             } else {

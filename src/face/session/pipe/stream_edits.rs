@@ -132,7 +132,10 @@ impl ResponseEdits<SessionPipeEra> for LateEdits {
     }
 
     fn whole(&self, era: &SessionPipeEra, text: Bytes, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
-        several(era.edits().text(text.into()), accepted, era.id())
+        let limits = era.read_limits();
+        let messages = era.edits().text(text.clone().into()).into_iter();
+        let counted = |message: MessageText| message.held_by(|edited| limits.rehold_edited(edited, &text));
+        several(messages.map(counted).collect(), accepted, era.id())
     }
 
     fn skip(&self, era: &SessionPipeEra, text: &MessageText) {

@@ -11,6 +11,7 @@ use http::StatusCode;
 use hyper::body::Body as _;
 
 use super::about_us;
+use crate::answer_budget::FREE_BYTES;
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::lifecycle::{CacheReaders, names_hints, with_required};
@@ -169,8 +170,11 @@ impl AnswerEdits {
     }
 
     /// A question that the client did not declare is 400, as from the server itself (MOD-10).
-    fn answer(&self, message: ClassifiedMessage) -> RequestAnswer {
+    fn answer(&self, era: &impl PipeEra, message: ClassifiedMessage, original: &[u8]) -> RequestAnswer {
         match self.edited(message) {
+            Ok(text) if text.len() > FREE_BYTES => {
+                RequestAnswer::Json(full_body(era.read_limits().rehold_edited(text, original)))
+            }
             Ok(text) => RequestAnswer::Json(full_body(text)),
             Err(instead) if instead.code == self.metadata.version.traits().missing_capability => {
                 RequestAnswer::Refused(StatusCode::BAD_REQUEST, instead)
@@ -327,12 +331,13 @@ impl AnswerEdits {
         Some(envelope::notification(&notification.method, Some(&params.edit().set("notifications", granted).finish())))
     }
 
-    fn alone_and_edited(&self, message: ClassifiedMessage) -> Result<OpenedAnswer, GatewayFault> {
+    fn alone_and_edited(&self, era: &impl PipeEra, message: ClassifiedMessage) -> Result<OpenedAnswer, GatewayFault> {
+        let original = message.text.clone();
         let message = self.alone(message);
         if self.is_stray(&message) {
             return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
         }
-        Ok(OpenedAnswer::Whole(self.answer(message)))
+        Ok(OpenedAnswer::Whole(self.answer(era, message, &original)))
     }
 }
 
@@ -349,7 +354,7 @@ impl<E: PipeEra + Sync> ResponseEdits<E> for Box<AnswerEdits> {
     }
 
     async fn open(&self, era: &E, mut body: RawBody, _: AcceptedTypes) -> Result<OpenedAnswer, GatewayFault> {
-        let whole = |text| self.alone_and_edited(ClassifiedMessage::of(text));
+        let whole = |text| self.alone_and_edited(era, ClassifiedMessage::of(text));
         if self.aim != EditTarget::Other {
             return whole(reply::read_whole(body, &era.read_limits()).await?);
         }
@@ -358,7 +363,7 @@ impl<E: PipeEra + Sync> ResponseEdits<E> for Box<AnswerEdits> {
             match reply::next_data(&mut body).await? {
                 Some(text) if pieces.is_empty() && body.is_end_stream() => {
                     classifier.feed(&text);
-                    return self.alone_and_edited(ClassifiedMessage { text, classifier });
+                    return self.alone_and_edited(era, ClassifiedMessage { text, classifier });
                 }
                 Some(piece) => {
                     length += piece.len();
@@ -367,9 +372,12 @@ impl<E: PipeEra + Sync> ResponseEdits<E> for Box<AnswerEdits> {
                 }
                 None if pieces.len() == 1 => {
                     let text = pieces.pop_front().unwrap_or_default();
-                    return self.alone_and_edited(ClassifiedMessage { text, classifier });
+                    return self.alone_and_edited(era, ClassifiedMessage { text, classifier });
                 }
-                None => return self.alone_and_edited(ClassifiedMessage { text: joined(&pieces), classifier }),
+                None => {
+                    let text = era.read_limits().rehold(joined(&pieces));
+                    return self.alone_and_edited(era, ClassifiedMessage { text, classifier });
+                }
             }
         }
         let is_answer = !classifier.may_be_request() && classifier.shows() != MessageClass::Nothing;
@@ -387,8 +395,8 @@ impl<E: PipeEra + Sync> ResponseEdits<E> for Box<AnswerEdits> {
         whole(reply::read_whole(PartlyReadBody { parts, rest: body }, &era.read_limits()).await?)
     }
 
-    fn whole(&self, _: &E, text: Bytes, _: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
-        Ok(self.answer(ClassifiedMessage::of(text)))
+    fn whole(&self, era: &E, text: Bytes, _: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
+        Ok(self.answer(era, ClassifiedMessage::of(text.clone()), &text))
     }
 }
 

@@ -30,11 +30,16 @@ fn big() -> &'static str {
 /// The JSON around the large text in the answer to a request; `None` for one with a small answer.
 fn around(asked: Asked, rpc: &str) -> Option<(&'static str, &'static str)> {
     match rpc {
-        "tools/list" if asked == Asked::List => {
+        "tools/list" if asked == Asked::BridgedList => Some((
+            "{\"resultType\":\"complete\",\"ttlMs\":0,\"cacheScope\":\"private\",\
+             \"tools\":[{\"name\":\"work\",\"inputSchema\":{\"type\":\"object\"},\"description\":",
+            "}]}",
+        )),
+        "tools/list" if matches!(asked, Asked::List | Asked::SessionList) => {
             Some(("{\"tools\":[{\"name\":\"work\",\"inputSchema\":{\"type\":\"object\"},\"description\":", "}]}"))
         }
         "tools/call" if asked == Asked::EditedCall => {
-            Some(("{\"resultType\":\"complete\",\"content\":[{\"type\":\"text\",\"text\":", "}]}"))
+            Some(("{\"resultType\":\"complete\",\"content\":[],\"_meta\":{\"page\":", "}}"))
         }
         "tools/call" => Some(("{\"content\":[{\"type\":\"text\",\"text\":", "}]}")),
         "resources/read" => Some(("{\"contents\":[{\"uri\":\"a:b\",\"text\":", "}]}")),
@@ -62,11 +67,23 @@ pub(super) fn reply(seen: &SeenRequest, (before, after): (&str, &str), media: &s
     reply
 }
 
-/// A server over streamable HTTP with sessions. All its answers are large, also its list of tools.
+/// The other answers of a server of 2026-07-28.
+fn without_sessions(seen: &SeenRequest) -> Option<ScriptedReply> {
+    let description = json!({"resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}},
+                             "ttlMs": 60_000, "cacheScope": "public"});
+    match seen.rpc() {
+        "server/discover" => Some(answer(seen, &description)),
+        "initialize" => Some(status(400)),
+        _ => (seen.method != http::Method::POST).then(|| status(405)),
+    }
+}
+
+/// A server over streamable HTTP, with sessions unless an answer crosses the eras. All its answers are large, also its list of tools.
 async fn http_server(asked: Asked, media: &'static str) -> ScriptedServer {
     let server = ScriptedServer::start(move |seen| match around(asked, seen.rpc()) {
         Some(around) => Some(reply(seen, around, media)),
         None if seen.rpc() == "tools/list" => Some(answer(seen, &tools())),
+        None if asked == Asked::BridgedList => without_sessions(seen),
         None => None,
     })
     .await;

@@ -117,7 +117,7 @@ impl ServerVoice {
 
     /// An edited message takes the bytes that the upstream's held until now (B190).
     pub(super) fn admit(&self, text: MessageText) -> Option<MessageText> {
-        let (mut refused, original) = (Vec::new(), Bytes::clone(&text));
+        let (mut refused, original) = (Vec::new(), text.as_ptr());
         let shown = admitted(self.upstream(), self, text, &mut refused);
         for message in refused {
             match message {
@@ -127,7 +127,7 @@ impl ServerVoice {
             }
         }
         match shown {
-            Some(edited) if edited.as_ptr() != original.as_ptr() => {
+            Some(edited) if edited.as_ptr() != original => {
                 let limits = self.upstreams.read_limits(self.at, &self.principal);
                 Some(edited.held_by(|text| limits.rehold(text)))
             }

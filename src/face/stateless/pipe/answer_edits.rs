@@ -332,7 +332,7 @@ impl AnswerEdits {
     }
 
     fn alone_and_edited(&self, era: &impl PipeEra, message: ClassifiedMessage) -> Result<OpenedAnswer, GatewayFault> {
-        let original = message.text.clone();
+        let original = if message.text.len() > FREE_BYTES { message.text.clone() } else { Bytes::new() };
         let message = self.alone(message);
         if self.is_stray(&message) {
             return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));

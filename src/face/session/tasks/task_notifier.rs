@@ -179,7 +179,8 @@ impl TaskNotifier {
             return Some(now + AGAIN);
         };
         let withdrawn = old.as_ref().map(|old| related.withdrawn(old));
-        for (permit, message) in room.by_ref().zip(withdrawn.into_iter().chain([message])) {
+        let share = self.shared.served.engine.limits().answers_to(&self.key.owner);
+        for (permit, message) in room.by_ref().zip(withdrawn.into_iter().chain([share.rehold(message)])) {
             permit.send(message);
         }
         drop(room);

@@ -106,7 +106,7 @@ fn host_name(authority: &str) -> Option<&str> {
     let end = if authority.starts_with('[') {
         authority.find(']')? + 1
     } else {
-        authority.find(':').unwrap_or(authority.len())
+        memchr::memchr(b':', authority.as_bytes()).unwrap_or(authority.len())
     };
     let (name, port) = authority.split_at(end);
     let named = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._[]:".contains(&byte));

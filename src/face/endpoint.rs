@@ -102,9 +102,8 @@ impl Endpoint for UpstreamEndpoint {
         if let Some(refusal) = self.refusal(&inbound) {
             return dev_requests::shown(shown, refusal);
         }
-        let holder = inbound.caller.clone();
-        let (forwarded, carriage) =
-            (self.served.settings.forwarding.of(&inbound.headers, &inbound.caller), inbound.carriage);
+        let (holder, carriage) = (inbound.caller.clone(), inbound.carriage);
+        let forwarded = self.served.settings.forwarding.of(&inbound.headers, &inbound.caller);
         inbound.forwarded = forwarded.clone();
         // Before the server is asked: a reload while it answers counts, too.
         let changed = carries_notifications(&inbound).then(|| self.access_changed(&holder));

@@ -12,6 +12,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{AUTHORIZATION, CONNECTION};
 use http::{HeaderName, HeaderValue, Method, Request};
 use hyper::body::{Body as _, Incoming};
+use smallvec::SmallVec;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::forwarded::network;
@@ -288,6 +289,8 @@ impl DispatchState {
 
 /// Bodies up to this are copied: a slice would retain the connection's buffer of 8 KiB or more, and cost it another.
 const COPIED_BYTES_MAX: usize = 4 << 10;
+/// Bodies up to this share one block of 384 bytes with their count of references; larger ones take a block for each.
+const INLINE_BYTES_MAX: usize = 368;
 
 /// Reads the whole body; drops trailers (B17). Refuses by `Content-Length` before a byte is read, so that it gets no
 /// `100 Continue` (B23, B70), else at the first excess byte (B71). Holds at most `bytes_max` and one frame.
@@ -397,7 +400,8 @@ impl BodyBuffer {
     fn finish(self) -> Bytes {
         match self.only.len() {
             0 => self.joined.freeze(),
-            1..=COPIED_BYTES_MAX => Bytes::copy_from_slice(&self.only),
+            1..=INLINE_BYTES_MAX => Bytes::from_owner(SmallVec::<[u8; INLINE_BYTES_MAX]>::from_slice(&self.only)),
+            ..=COPIED_BYTES_MAX => Bytes::copy_from_slice(&self.only),
             _ => self.only,
         }
     }

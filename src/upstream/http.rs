@@ -360,8 +360,7 @@ impl Upstream for ClientSessionUpstream {
     }
 
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        let source = SessionSource::Own(Arc::clone(&self.lease));
-        Ok(Box::new(HttpExchange::resume(&self.link, source, &token, &context)?))
+        Ok(Box::new(HttpExchange::resume(&self.link, SessionSource::Own(Arc::clone(&self.lease)), &token, &context)?))
     }
 
     async fn notifications(&self, _: &CallContext) -> NotificationResult {

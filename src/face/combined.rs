@@ -411,9 +411,8 @@ impl CombinedUpstreams {
             }
             RequestTarget::Member(at, params) => {
                 let voice = client.voice(at, AnswerScope::of(&request));
-                let principal = client.principal().clone();
                 let answer = client.pass(at, request, text, params).await?;
-                Ok(own_stream::shown(answer, voice, &principal, addressee).await)
+                Ok(own_stream::shown(answer, voice, addressee).await)
             }
             RequestTarget::OwnTool(tool) => {
                 let words = FallbackTools::for_stateless(0, own_identity());

@@ -4,6 +4,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _, Shared};
@@ -56,6 +57,8 @@ pub(super) struct CombinedSession {
     /// Notified when a session at an upstream was opened.
     pub(super) opened: watch::Sender<()>,
     pub(super) ended: CancellationToken,
+    /// Whether this process opened it. Otherwise its client's sessions at upstreams are lost (U111).
+    pub(super) is_begun_here: AtomicBool,
     /// A random key per session: no server can construct colliding tokens.
     hasher: RandomState,
 }
@@ -379,10 +382,6 @@ impl<S: Default> KnownSessions<S> {
         });
         (entered.value.session, entered.evicted)
     }
-
-    pub(super) fn remove(&self, nonce: u128) {
-        self.by_nonce.remove(nonce);
-    }
 }
 
 #[cfg(test)]
@@ -430,7 +429,7 @@ mod tests {
         assert!(Arc::ptr_eq(&get(2, "key:mallory").0, &busy));
         assert_eq!(known.by_nonce.len(), 10);
         for nonce in [1, 2].into_iter().chain(100..200) {
-            known.remove(nonce);
+            known.by_nonce.remove(nonce);
         }
         assert_eq!(known.by_nonce.len(), 0);
     }

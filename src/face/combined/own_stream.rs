@@ -5,6 +5,7 @@ use std::future::pending;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -98,11 +99,8 @@ impl ShownEvents {
     }
 
     fn event_id(&mut self, id: &str) -> Option<String> {
-        if self.mark.is_none() {
-            self.mark = self.voice.request.mark();
-        }
-        let mark = self.mark.clone()?;
-        Some(MarkedEvent::Answer(mark, id).event_id(self.voice.upstream()))
+        self.mark = self.mark.take().or_else(|| self.voice.request.mark());
+        Some(MarkedEvent::Answer(self.mark.clone()?, id).event_id(self.voice.upstream()))
     }
 }
 
@@ -234,6 +232,10 @@ impl MergedStream {
         if let Some((at, id)) = resumed {
             merged.read(at, Some(id), Duration::ZERO, PAUSE_MIN);
         }
+        if !merged.session.is_begun_here.load(Ordering::Relaxed) {
+            let all: Vec<usize> = merged.client.upstreams.members_for(merged.client.caller()).collect();
+            all.into_iter().for_each(|at| merged.read(at, None, Duration::ZERO, PAUSE_MIN));
+        }
         merged.read_all_open();
         stream(merged, addressee(None, AcceptedTypes::Both), None)
     }
@@ -267,8 +269,7 @@ impl MergedStream {
             };
             if is_event_stream(&answer) {
                 let events = EventStream::new(answer.into_body(), upstreams.read_limits(at, client.principal()));
-                let voice = client.voice(at, AnswerScope::None);
-                let stream = MemberStream { at, voice, last_event, pause, events };
+                let stream = MemberStream { at, voice: client.voice(at, AnswerScope::None), last_event, pause, events };
                 return stream.next(upstreams).await;
             }
             match answer.status() {
@@ -308,7 +309,6 @@ impl MergedStream {
         }
     }
 
-    /// A session that is opened now is announced like any other.
     fn retry(&mut self) {
         let refused = self.session.refused_members();
         self.retry_at = Instant::now() + RETRY_EVERY;
@@ -328,7 +328,6 @@ impl MergedStream {
 
 impl MemberStream {
     async fn next(mut self, upstreams: &CombinedUpstreams) -> MemberNews {
-        let upstream = &upstreams.settings.upstreams[self.at];
         loop {
             let mut event = match self.events.next().await {
                 Ok(Some(event)) => event,
@@ -336,14 +335,13 @@ impl MemberStream {
                     return MemberNews::Over { at: self.at, last_event: None, pause: Some(PAUSE_MAX) };
                 }
                 Ok(None) | Err(_) => {
-                    let (at, last_event) = (self.at, self.last_event);
-                    return MemberNews::Over { at, last_event, pause: Some(self.pause) };
+                    return MemberNews::Over { at: self.at, last_event: self.last_event, pause: Some(self.pause) };
                 }
             };
             self.last_event = event.id.clone().or(self.last_event);
             // A stream with an event is healthy.
             self.pause = PAUSE_MIN;
-            event.id = event.id.map(|id| MarkedEvent::Own(&id).event_id(upstream));
+            event.id = event.id.map(|id| MarkedEvent::Own(&id).event_id(&upstreams.settings.upstreams[self.at]));
             event.retry_ms = None;
             let data = Some(event.data).filter(|data| !data.is_empty()).and_then(|data| self.voice.admit(data));
             if let Some(data) = data {

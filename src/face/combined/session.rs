@@ -4,6 +4,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -84,7 +85,7 @@ impl Drop for UnansweredSession<'_> {
         }
         // Sessions that are still being opened end once they are open.
         self.session.session.ended.cancel();
-        self.upstreams.sessions.known.remove(self.nonce);
+        self.upstreams.sessions.known.by_nonce.remove(self.nonce);
         self.upstreams.close_members(self.session.clone());
     }
 }
@@ -366,6 +367,7 @@ impl CombinedUpstreams {
             return refuse(&addressee, &RequestError::params(what));
         };
         let (nonce, session) = (token.nonce, self.known_session(token.nonce, inbound));
+        session.is_begun_here.store(true, Ordering::Relaxed);
         let client = EndpointClient::in_session(self, Box::new(inbound.clone()), &Arc::new(token), &session);
         let session = KnownSession { session, caller: inbound.caller.clone() };
         let mut opened = UnansweredSession { upstreams: self, nonce, session, is_answered: false };
@@ -474,7 +476,7 @@ impl CombinedUpstreams {
         self.sessions.in_flight.mark_unwanted(token.nonce, &inbound.counted_as());
         // Before the servers end theirs: a request meanwhile would open another session there (B247).
         self.sessions.tokens.ended(token.nonce, &inbound.counted_as());
-        self.sessions.known.remove(token.nonce);
+        self.sessions.known.by_nonce.remove(token.nonce);
         session.ended.cancel();
         let ending = session.open_members().into_iter().filter_map(|(upstream, id)| {
             let mut inbound = Inbound { is_counted: true, ..inbound.clone() };

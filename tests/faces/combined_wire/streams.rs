@@ -120,6 +120,22 @@ async fn the_sessions_own_stream_has_the_unsolicited_messages_of_all_servers() {
     two_says.left().await;
 }
 
+/// The next process knows no session at a server, and a client that only listens sends no request that opens one.
+#[tokio::test]
+async fn u111_a_session_of_an_earlier_process_hears_all_servers_on_its_own_stream() {
+    let ((one_says, one), (two_says, two)) = (talking("one", is_get).await, talking("two", is_get).await);
+    let first = combined(&one, &two, "").await;
+    let client = first.client().await;
+    drop(first);
+    let second = combined(&one, &two, "").await;
+    let client = Client { address: second.gateway.address(), ..client };
+    let mut own = client.get(None).await;
+    for events in [&one_says, &two_says] {
+        events.message(&changed());
+        assert_eq!(message(&mut own).await["method"], "notifications/tools/list_changed");
+    }
+}
+
 #[tokio::test]
 async fn a_stream_is_taken_up_at_the_server_whose_event_the_client_names() {
     let (call_says, call) = Once::events();

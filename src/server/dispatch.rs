@@ -401,7 +401,7 @@ impl BodyBuffer {
         match self.only.len() {
             0 => self.joined.freeze(),
             1..=INLINE_BYTES_MAX => Bytes::from_owner(SmallVec::<[u8; INLINE_BYTES_MAX]>::from_slice(&self.only)),
-            ..=COPIED_BYTES_MAX => Bytes::copy_from_slice(&self.only),
+            len if len <= COPIED_BYTES_MAX => Bytes::copy_from_slice(&self.only),
             _ => self.only,
         }
     }

@@ -26,7 +26,7 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::exchange::{EraLookup, NotificationResult, SubscriptionResult};
 use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::rpc_error::{
-    HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, TRANSPORT_ERROR, UNSUPPORTED_VERSION,
+    HEADER_MISMATCH, INVALID_REQUEST, METHOD_NOT_FOUND, MISSING_CLIENT_CAPABILITY, TRANSPORT_ERROR, UNSUPPORTED_VERSION,
 };
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
@@ -54,12 +54,16 @@ pub(super) enum EraAnswer {
 
 /// The era of a server that answers a stateless request so. Every unrecognised error is a session server's.
 pub(super) fn era_of_refusal(error: &RpcError) -> Era {
-    let is_stateless = match error.code {
-        HEADER_MISMATCH | MISSING_CLIENT_CAPABILITY => true,
-        UNSUPPORTED_VERSION => names_stateless(error),
-        _ => false,
-    };
-    if is_stateless { Era::Stateless } else { Era::Session }
+    match error.code {
+        HEADER_MISMATCH | MISSING_CLIENT_CAPABILITY => Era::Stateless,
+        UNSUPPORTED_VERSION if names_stateless(error) => Era::Stateless,
+        _ => Era::Session,
+    }
+}
+
+/// Whether only a server without sessions refuses a request of a session so: it may have replaced another server.
+pub fn denies_sessions(error: &RpcError) -> bool {
+    error.code == METHOD_NOT_FOUND || era_of_refusal(error) == Era::Stateless
 }
 
 /// Whether a refusal of a stateless request excludes that era (UPC-22): none of our versions, or no JSON-RPC.
@@ -290,25 +294,18 @@ impl EraUpstream {
             self.eras.questions.lock().handshake(Err(error), Instant::now());
             return matches!(error, BeginError::Refused(_)).then_some(&self.stateless);
         }
-        let error = match error {
-            BeginError::Refused(error) => error,
-            BeginError::Gateway(fault) => {
-                if contradicts(fault.http_status, None) {
-                    self.eras.discard_verdict();
-                }
-                return None;
-            }
-        };
-        match era_of_refusal(error) {
-            Era::Stateless => {
+        let is_contradiction = match error {
+            BeginError::Refused(error) if era_of_refusal(error) == Era::Stateless => {
                 self.eras.record(Era::Stateless);
-                Some(&self.stateless)
+                return Some(&self.stateless);
             }
-            Era::Session => {
-                self.eras.discard_verdict();
-                None
-            }
+            BeginError::Refused(_) => true,
+            BeginError::Gateway(fault) => contradicts(fault.http_status, None),
+        };
+        if is_contradiction {
+            self.eras.discard_verdict();
         }
+        None
     }
 }
 

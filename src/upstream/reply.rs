@@ -15,13 +15,14 @@ use hyper::body::Body;
 
 use super::CallContext;
 use super::answer_body::{AnswerBody, BodyBreakError, BodyKind};
+use super::era::denies_sessions;
 use super::outgoing::SESSION_ID;
 use super::raw_channel::{RawBody, RawResponse, SessionBinding};
 use super::spare_headers;
 use crate::answer_budget::{AnswerPermit, AnswerShare, FREE_BYTES};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{BodyPart, SseEvent};
-use crate::wire::rpc_error::{INVALID_REQUEST, SESSION_NOT_FOUND, TRANSPORT_ERROR};
+use crate::wire::rpc_error::{INVALID_REQUEST, SESSION_NOT_FOUND, TRANSPORT_ERROR, UNSUPPORTED_VERSION};
 use crate::wire::{Message, MessageText, RequestId, RpcError, ScanLimits, envelope};
 pub(crate) use event_stream::EventStream;
 
@@ -528,9 +529,10 @@ async fn judge_refusal<B: WholeBody>(response: RawResponse<B>, addressee: ErrorA
 }
 
 /// Whether an error means that the session is unknown, so that the request was not processed; some servers send it with
-/// 400. An error that names the request is its response, except the code for an unknown session at 404.
+/// 400. An error that names the request is its response, except two: an unknown session at 404, at 400 a version.
 fn refuses_session(status: StatusCode, error: &RpcError, is_answer: bool) -> bool {
     match status {
+        StatusCode::BAD_REQUEST if error.code == UNSUPPORTED_VERSION && denies_sessions(error) => true,
         StatusCode::NOT_FOUND if is_answer => error.code == SESSION_NOT_FOUND,
         _ if is_answer => false,
         StatusCode::NOT_FOUND => match error.code {

@@ -18,7 +18,7 @@ use crate::face::http::{FaceResponse, Inbound};
 use crate::face::rewrite::{self, ClientInitialize};
 use crate::face::sealed::{IdKind, SessionToken};
 use crate::task::Reason;
-use crate::upstream::era::contradicts;
+use crate::upstream::era::{contradicts, denies_sessions};
 use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{BeginError, Era, own_ids};
@@ -82,7 +82,6 @@ struct InitializedSession {
     tasks: UpstreamTaskSupport,
 }
 
-/// Opens a session at the upstream, or a bridged one if the server has none.
 async fn open_either(
     shared: &Arc<SessionFaceState>,
     inbound: &Inbound,
@@ -112,7 +111,13 @@ async fn open_either(
         }
         Err(refusal) => refusal,
     };
-    // A server that refused a session may have none.
+    // A server that refused a session may have none, also if another one at its address had.
+    if let BeginError::Refused(error) = &refusal
+        && denies_sessions(error)
+        && shared.served.upstream.era(&inbound.forwarded).await == Era::Session
+    {
+        shared.served.upstream.discard_era();
+    }
     if may_be_for_good(&refusal) && shared.served.upstream.era(&inbound.forwarded).await == Era::Stateless {
         return bridged().await;
     }

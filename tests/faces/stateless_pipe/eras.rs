@@ -8,7 +8,7 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::client::TestGateway;
+use super::client::{TestGateway, initialize};
 use super::peers::{VERSION, body, body_of, client, default_reply, gate, post, server};
 use super::upstream::{Once, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text, status};
 
@@ -98,6 +98,46 @@ async fn upc22_a_contradiction_is_asked_about_before_the_next_request() {
     assert_eq!(post(&client, &call).await.status.as_u16(), 200, "in a session now");
     assert_eq!(server.world.count("initialize"), 1);
     assert_eq!(server.world.count("server/discover"), 2);
+}
+
+/// A server with sessions that is later replaced by one without them.
+async fn replaced_by_one_without_sessions(is_replaced: &Arc<AtomicBool>) -> ScriptedServer {
+    let replaced = Arc::clone(is_replaced);
+    ScriptedServer::start(move |seen| match (replaced.load(Ordering::SeqCst), seen.rpc()) {
+        (false, "server/discover") => Some(error(seen, 400, -32601, &json!({}))),
+        (false, _) => None,
+        (true, _) if seen.header("mcp-protocol-version") == Some(VERSION) => default_reply(seen),
+        (true, _) => Some(error(seen, 400, -32022, &json!({"supported": [VERSION]}))),
+    })
+    .await
+}
+
+#[tokio::test]
+async fn upc22_a_server_that_is_replaced_by_one_without_sessions_is_used_without_them() {
+    let is_replaced = Arc::new(AtomicBool::new(false));
+    let server = replaced_by_one_without_sessions(&is_replaced).await;
+    let gate = gate(&server).await;
+    let client = client(&gate);
+    let call = body("prompts/list", "");
+    assert_eq!(post(&client, &call).await.status.as_u16(), 200);
+    assert_eq!(server.world.count("initialize"), 1, "in a session");
+    is_replaced.store(true, Ordering::SeqCst);
+    // The server refuses the session, and the next one.
+    let _ = post(&client, &call).await.text().await;
+    assert_eq!(post(&client, &call).await.status.as_u16(), 200);
+    let last = server.world.all(|seen| seen.rpc() == "prompts/list").pop().unwrap();
+    assert_eq!((last.header("mcp-protocol-version"), last.header("mcp-session-id")), (Some(VERSION), None));
+}
+
+#[tokio::test]
+async fn upc22_a_server_that_has_lost_its_sessions_is_asked_for_its_era_again() {
+    let is_replaced = Arc::new(AtomicBool::new(false));
+    let server = replaced_by_one_without_sessions(&is_replaced).await;
+    let gate = gate(&server).await;
+    assert_eq!(post(&client(&gate), &body("prompts/list", "")).await.status.as_u16(), 200);
+    is_replaced.store(true, Ordering::SeqCst);
+    let reply = gate.client_without_session().post(initialize("2025-11-25", &json!({}))).await;
+    assert!(reply.header("mcp-session-id").is_some());
 }
 
 /// A version that the operator fixed is not asked for.

@@ -80,10 +80,8 @@ pub struct StdioUpstreamSettings {
 impl StdioUpstreamSettings {
     pub fn process_permits(&self) -> CallPermitSettings {
         let max = usize::try_from(self.processes_max).unwrap_or(usize::MAX);
-        CallPermitSettings {
-            in_flight_max: NonZeroUsize::new(max).unwrap_or(NonZeroUsize::MIN),
-            queue_max: WAITING_MAX,
-        }
+        let in_flight_max = NonZeroUsize::new(max).unwrap_or(NonZeroUsize::MIN);
+        CallPermitSettings { in_flight_max, queue_max: WAITING_MAX }
     }
 }
 
@@ -110,7 +108,10 @@ impl StdioTransport {
         if files.is_empty() {
             return Ok(Vec::new());
         }
-        let one = |(name, file): (String, PathBuf)| Ok((name, read_secret(&file).map_err(std::io::Error::other)?));
+        let one = |(name, file): (String, PathBuf)| match read_secret(&file) {
+            Ok(value) => Ok((name, value)),
+            Err(error) => Err(std::io::Error::other(format!("{}: {error}", file.display()))),
+        };
         let read = move || files.into_iter().map(one).collect();
         tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other)?
     }
@@ -181,8 +182,7 @@ impl MessageTransport for StdioTransport {
             silent,
             stderr_ended: CancellationToken::new(),
         });
-        let output_log = ProgramOutputLog::new(Arc::clone(name), number, self.output.clone(), stderr_use);
-        let output_log = Arc::new(output_log);
+        let output_log = Arc::new(ProgramOutputLog::new(Arc::clone(name), number, self.output.clone(), stderr_use));
         let tracker = &self.scope.tracker;
         tracker.spawn(write(stdin, queue, Arc::clone(&process)));
         tracker.spawn(listen(stderr, Arc::clone(&output_log), Arc::clone(&process)));

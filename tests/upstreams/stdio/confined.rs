@@ -28,6 +28,21 @@ async fn sec_10_a_program_has_the_variables_that_are_written_and_three_more() {
     }
 }
 
+/// A program may have several such files, and the error of a read names none.
+#[tokio::test]
+async fn a_file_of_a_variable_that_cannot_be_read_is_named_in_the_log() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("token");
+    fs::write(&file, "from a file\n").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    let upstream = demo(dir.path().to_str().unwrap());
+    let gate = GatewayProcess::start(dir, &format!("{upstream}env_files = {{ TOKEN = {file:?} }}\n")).await;
+    fs::remove_file(&file).unwrap();
+    let error = StandaloneClient::try_session(&gate).await.unwrap_err();
+    assert_eq!(fault(&error)["executed"], "no", "{error}");
+    gate.until_logged(&format!("it cannot be started: {}: cannot be read", file.display())).await;
+}
+
 /// SEC-10: a limit that is written is the program's.
 #[tokio::test]
 async fn sec_10_a_program_has_the_limits_that_are_written_and_gains_no_privileges() {

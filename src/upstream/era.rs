@@ -457,7 +457,7 @@ impl QuestionEra {
 }
 
 /// Whether an error means that the server has no sessions, rather than a temporary state.
-fn is_for_good(error: &BeginError) -> bool {
+pub fn is_for_good(error: &BeginError) -> bool {
     match error {
         BeginError::Refused(_) => true,
         BeginError::Gateway(GatewayFault { reason: Reason::UpstreamMalformed | Reason::UpstreamRefused, .. }) => true,

@@ -18,20 +18,12 @@ use crate::face::http::{FaceResponse, Inbound};
 use crate::face::rewrite::{self, ClientInitialize};
 use crate::face::sealed::{IdKind, SessionToken};
 use crate::task::Reason;
-use crate::upstream::era::{contradicts, denies_sessions};
+use crate::upstream::era::{denies_sessions, is_for_good};
 use crate::upstream::raw_channel::SessionBinding;
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{BeginError, Era, own_ids};
 use crate::wire::envelope::Request;
 use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError};
-
-/// Whether the error could be from a server without sessions, which may use any code for an unknown method.
-fn may_be_for_good(refusal: &BeginError) -> bool {
-    match refusal {
-        BeginError::Refused(_) => true,
-        BeginError::Gateway(fault) => fault.reason == Reason::UpstreamMalformed || contradicts(fault.http_status, None),
-    }
-}
 
 pub(super) async fn open(shared: &Arc<SessionFaceState>, inbound: &Inbound, request: &Request) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
@@ -118,7 +110,7 @@ async fn open_either(
     {
         shared.served.upstream.discard_era();
     }
-    if may_be_for_good(&refusal) && shared.served.upstream.era(&inbound.forwarded).await == Era::Stateless {
+    if is_for_good(&refusal) && shared.served.upstream.era(&inbound.forwarded).await == Era::Stateless {
         return bridged().await;
     }
     if let (Some(health), BeginError::Gateway(fault)) = (health, &refusal)

@@ -332,10 +332,12 @@ impl PipeForward {
         let delivering = era.shared.own.deliver(&era.session.own, RawMethod::Post(text), || era.is_wanted());
         // Boxed, as the sum would be larger than a future on this path may be.
         let delivered = Box::pin(in_time(&call, pin!(delivering), timeouts.first_byte, deadline)).await;
+        if !matches!(delivered, Ok(JudgedResponse::Fine(_))) {
+            era.shared.end_if_over(&era.session);
+        }
         let response = match delivered {
             Ok(JudgedResponse::Fine(response)) => response,
             Ok(JudgedResponse::Refused { fault, error, .. }) => {
-                era.shared.end_if_over(&era.session);
                 call.answered(error.as_ref().map_or_else(|| fault.reason.key(), |_| "upstream_error"));
                 return error.map_or_else(|| call.failed(fault, accepted), |error| Ok(RequestAnswer::Error(error)));
             }

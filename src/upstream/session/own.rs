@@ -27,6 +27,7 @@ use crate::shared_access::SharedAccess;
 use crate::shared_limits::SharedLimits;
 use crate::task::{Caller, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::answer_body::BodyKind;
+use crate::upstream::era::denies_sessions;
 use crate::upstream::outgoing::SessionHeaders;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, SessionBinding};
 use crate::upstream::reply::{self, ErrorAddressee, JudgedResponse, ReadLimits};
@@ -334,6 +335,9 @@ impl OwnSessions {
             Err(BeginError::Gateway(fault)) => return Err(fault),
             Err(BeginError::Refused(error)) => {
                 tracing::warn!(upstream = %self.channel.name(), code = error.code, "the upstream refused to replace a lost session");
+                if denies_sessions(&error) {
+                    self.memory_or_new(session).refusals.set(refusals::OVER);
+                }
                 return Err(GatewayFault::new(Reason::UpstreamRefused, Executed::No));
             }
         };

@@ -12,8 +12,8 @@ use crate::upstream::own_ids;
 use crate::wire::{RequestId, envelope, method};
 
 const REFUSALS_MAX: u8 = 2;
-/// The count of a session after a refused `ping`.
-const OVER: u8 = u8::MAX;
+/// The count of a session after a refused `ping`, or if the server has no sessions any more.
+pub(super) const OVER: u8 = u8::MAX;
 /// How long the response to a `ping` may take. Without one the next refusal sends another.
 pub(super) const PING_MAX: Duration = Duration::from_secs(5);
 pub(super) const PING_BYTES_MAX: usize = 64 * 1024;
@@ -58,7 +58,7 @@ impl SessionRefusals {
     }
 
     /// A session that is over stays over.
-    fn set(&self, count: u8) {
+    pub(super) fn set(&self, count: u8) {
         let next = |before: u8| (before != OVER).then_some(count);
         let _ = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
     }

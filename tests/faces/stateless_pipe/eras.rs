@@ -8,7 +8,7 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::client::{TestGateway, initialize};
+use super::client::{TestGateway, call, initialize};
 use super::peers::{VERSION, body, body_of, client, default_reply, gate, post, server};
 use super::upstream::{Once, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text, status};
 
@@ -136,6 +136,21 @@ async fn upc22_a_server_that_has_lost_its_sessions_is_asked_for_its_era_again() 
     let gate = gate(&server).await;
     assert_eq!(post(&client(&gate), &body("prompts/list", "")).await.status.as_u16(), 200);
     is_replaced.store(true, Ordering::SeqCst);
+    let reply = gate.client_without_session().post(initialize("2025-11-25", &json!({}))).await;
+    assert!(reply.header("mcp-session-id").is_some());
+}
+
+/// The client opens another session, which the gateway has alone.
+#[tokio::test]
+async fn upc22_a_session_that_the_next_server_cannot_have_ends() {
+    let is_replaced = Arc::new(AtomicBool::new(false));
+    let server = replaced_by_one_without_sessions(&is_replaced).await;
+    let gate = gate(&server).await;
+    let session = gate.client().await;
+    assert_eq!(session.post(call(1)).await.status.as_u16(), 200);
+    is_replaced.store(true, Ordering::SeqCst);
+    let _ = session.post(call(2)).await.text().await;
+    assert_eq!(session.post(call(3)).await.status, StatusCode::NOT_FOUND);
     let reply = gate.client_without_session().post(initialize("2025-11-25", &json!({}))).await;
     assert!(reply.header("mcp-session-id").is_some());
 }

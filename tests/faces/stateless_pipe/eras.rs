@@ -176,7 +176,7 @@ async fn a_server_of_both_eras_is_spoken_to_in_the_clients() {
         ScriptedServer::start(|seen| if seen.rpc() == "initialize" { None } else { default_reply(seen) }).await;
     let gate = gate(&server).await;
     let session = gate.client().await;
-    assert_eq!(session.post(super::client::call(1)).await.status.as_u16(), 200);
+    assert_eq!(session.post(call(1)).await.status.as_u16(), 200);
     assert_eq!(server.world.count("server/discover"), 0, "session clients ask nothing");
     assert_eq!(
         post(&client(&gate), &body("tools/call", r#""name":"t","arguments":{"k":1}"#)).await.json().await["result"]["k"],

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{SetOnce, mpsc};
 
+use crate::answer_budget::FREE_BYTES;
 use crate::dialect::negotiate::declared_by;
 use crate::task::{
     Answer, CallOrigin, ChosenId, ClientKind, Idempotency, InputKey, Outcome, Plan, Principal, StoredCall,
@@ -210,6 +211,12 @@ pub(super) struct CallStreamSender {
 impl CallStreamSender {
     /// Sends an event; waits while the client reads slowly. An event for a client that left is dropped.
     pub(super) async fn send(&self, event: CallEvent) {
+        // One large message at a time: one call may exceed the answer budget (B190).
+        if let CallEvent::Notification((_, Some(params))) = &event
+            && params.len() > FREE_BYTES
+        {
+            let _ = self.events.reserve_many(EVENTS_MAX).await;
+        }
         let _ = self.events.send(Box::new(event)).await;
     }
 }

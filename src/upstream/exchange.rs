@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::ForwardedHeaders;
 use super::outgoing::HandedOver;
-use crate::answer_budget::AnswerShare;
+use crate::answer_budget::{AnswerShare, FREE_BYTES};
 use crate::dialect::lifecycle::{SessionServerDescription, own_identity};
 use crate::dialect::negotiate;
 use crate::dialect::plain::{self, QuestionRefusal};
@@ -328,6 +328,12 @@ pub enum ExchangeEvent {
 impl ExchangeEvent {
     pub const fn is_final(&self) -> bool {
         matches!(self, Self::Returned(_) | Self::Faulted(_) | Self::Cancelled | Self::Lost(_))
+    }
+
+    /// One call may exceed the answer budget, so its queues have one large message at a time (B190).
+    pub(super) fn is_large(&self) -> bool {
+        let (Self::Notification((_, params)) | Self::Asked { params, .. }) = self else { return false };
+        params.as_ref().is_some_and(|params| params.len() > FREE_BYTES)
     }
 }
 

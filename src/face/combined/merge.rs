@@ -57,7 +57,6 @@ pub(super) fn described(servers: &[(Arc<str>, Arc<ServerDescription>)]) -> Sessi
     }
 }
 
-/// Capabilities of all servers that the endpoint routes.
 fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
     let joined = union(capabilities);
     let all = Object::of(&joined);

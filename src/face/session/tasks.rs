@@ -294,7 +294,7 @@ impl SessionFaceState {
         Arc::new(move |key, notice| {
             let subscribers = shared.tasks.subscribers.get(key);
             let may_have = |caller: &Caller| shared.served.engine.may_read(caller, &origin);
-            let counted = |copy| shared.served.engine.limits().answers_to(&key.owner).rehold(copy);
+            let counted = |copy| shared.served.engine.limits().answers_to(&key.owner).hold_now(copy);
             let named = subscribers.as_ref().and_then(|subscribers| subscribers.related());
             let related = named.unwrap_or_else(|| RelatedTask::of(key.id, chosen.as_ref()));
             let message = match notice {
@@ -302,15 +302,17 @@ impl SessionFaceState {
                     rising.as_ref().and_then(|rising| shown(&related, &mut rising.lock(), progress))
                 }
                 TaskNotice::Notification((name, Some(log))) if **name == *method::LOG_MESSAGE => {
-                    Some(counted(related.log(log)))
+                    counted(related.log(log))
                 }
                 // About the session, and not about the task (LEG-20).
                 TaskNotice::Notification((name, params)) => {
                     let object = params.as_ref().and_then(Object::of);
                     let may_see = |by: &Caller| may_have(by) && shared.served.may_see(by, name, object.as_ref());
                     let waiting = || subscribers.as_ref().and_then(|subscribers| subscribers.newest_result(may_see));
-                    if let Some(stream) = shared.open.streams.newest(nonce, may_see).or_else(waiting) {
-                        let _ = stream.try_send(counted(envelope::notification(name, params.as_ref())));
+                    if let Some(stream) = shared.open.streams.newest(nonce, may_see).or_else(waiting)
+                        && let Some(text) = counted(envelope::notification(name, params.as_ref()))
+                    {
+                        let _ = stream.try_send(text);
                     }
                     return;
                 }

@@ -83,9 +83,12 @@ impl SessionCall {
         (Arc::new(Self { id, task, may_be_task, hint, limits, events, queued, questions }), queue)
     }
 
-    /// Queues an event, waiting for room. Without a receiver it is dropped.
+    /// Queues an event, waiting for room: a large one until the queue is empty. Without a receiver it is dropped.
     pub(crate) async fn queue(&self, event: ExchangeEvent) {
         self.queued.fetch_add(1, Ordering::Relaxed);
+        if event.is_large() {
+            let _ = self.events.reserve_many(EVENTS_MAX).await;
+        }
         let _ = self.events.send(Box::new(event)).await;
     }
 
@@ -233,7 +236,12 @@ impl SessionCalls {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+
     use super::*;
+    use crate::answer_budget::FREE_BYTES;
 
     fn call(id: &str) -> Arc<SessionCall> {
         SessionCall::new(RequestId::text(id), UpstreamTaskState::Never, ReadLimits::of_bytes(0)).0
@@ -250,6 +258,23 @@ mod tests {
             }
         }
         assert_eq!(call.open_question(&RequestId::number(1_000)), Err(AskRefusal::TooMany), "U29");
+    }
+
+    /// B190: one call may exceed the answer budget.
+    #[tokio::test]
+    async fn b190_a_large_message_waits_until_the_queue_is_empty() {
+        let (call, mut queue) =
+            SessionCall::new(RequestId::text("tg:1"), UpstreamTaskState::Never, ReadLimits::of_bytes(0));
+        let log = |bytes| ExchangeEvent::Notification((Arc::from("log"), Some(Payload::text(&"x".repeat(bytes)))));
+        call.queue(log(2 * FREE_BYTES)).await;
+        call.queue(log(1)).await;
+        let mut second = pin!(call.queue(log(2 * FREE_BYTES)));
+        for _ in 0..2 {
+            assert!(second.as_mut().now_or_never().is_none());
+            queue.recv().await.unwrap();
+        }
+        second.await;
+        assert!(queue.recv().await.unwrap().is_large());
     }
 
     /// U29, UPC-24: a replay does not count.

@@ -9,7 +9,6 @@ use bytes::Bytes;
 
 use super::UpstreamSession;
 use super::calls::{AskRefusal, SessionCall};
-use crate::answer_budget::FREE_BYTES;
 use crate::dialect::plain::TOO_MANY_QUESTIONS;
 use crate::dialect::relay_core_2025_11_25 as relay;
 use crate::upstream::reply::ReadLimits;
@@ -23,7 +22,7 @@ use crate::wire::{
 };
 
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
-/// Largest params of a notification that belongs to no call: cached tool lists and slow listeners keep hundreds.
+/// Largest params of a notification that belongs to no call, and message of progress: queues keep hundreds.
 const NEWS_BYTES_MAX: usize = 8 * 1024;
 
 enum NotificationSubject {
@@ -259,12 +258,15 @@ fn read(notification: &Notification) -> NotificationSubject {
 }
 
 fn progress_in(params: &Object) -> Option<NotificationSubject> {
-    let number =
-        |key| params.get(key).filter(|value| value.as_str().starts_with(|c: char| c == '-' || c.is_ascii_digit()));
+    let is_number = |value: &Payload| {
+        value.len() <= NEWS_BYTES_MAX && value.as_str().starts_with(|c: char| c == '-' || c.is_ascii_digit())
+    };
+    // Detached: they would hold a large message.
+    let number = |key| params.get(key).filter(is_number).map(|value| value.detached());
     let progress = Progress {
         progress: number("progress")?,
         total: number("total"),
-        message: params.get_lossy("message").map(|words| Arc::from(one_line::beginning(&words, FREE_BYTES))),
+        message: params.get_lossy("message").map(|words| Arc::from(one_line::beginning(&words, NEWS_BYTES_MAX))),
     };
     Some(NotificationSubject::Progress(RequestId::from_payload(&params.get(meta::PROGRESS_TOKEN)?)?, progress))
 }
@@ -347,7 +349,7 @@ impl QuestionKeepAlive {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answer_budget::AnswerBudget;
+    use crate::answer_budget::{AnswerBudget, FREE_BYTES};
     use crate::task::Principal;
     use crate::wire::ScanLimits;
 
@@ -374,7 +376,7 @@ mod tests {
     /// B190: its copies hold no bytes of the answer budget.
     #[test]
     fn b190_the_message_of_progress_is_cut() {
-        for (sent, kept) in [(10, 10), (FREE_BYTES + 1, FREE_BYTES)] {
+        for (sent, kept) in [(10, 10), (NEWS_BYTES_MAX + 1, NEWS_BYTES_MAX)] {
             let words = "x".repeat(sent);
             let text = format!(r#"{{"progressToken":1,"progress":2,"message":"{words}"}}"#);
             let params = params(text.into());

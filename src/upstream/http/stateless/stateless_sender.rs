@@ -370,7 +370,11 @@ impl StatelessSender {
                 Ok(Message::Notification(about)) => match (route::about_call(&about, id, &self.limits), hear) {
                     (Some(event), Some(hear)) => {
                         has_progress.store(true, Ordering::Relaxed);
-                        drop(hear.send(Box::new(event)).await);
+                        let event = Box::new(event);
+                        if event.is_large() {
+                            let _ = hear.reserve_many(hear.max_capacity()).await;
+                        }
+                        drop(hear.send(event).await);
                     }
                     (Some(_), None) => (),
                     (None, _) => self.link.dropped("stray_notification"),

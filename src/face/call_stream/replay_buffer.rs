@@ -263,9 +263,8 @@ impl ReplayReader {
             match at.and_then(|at| state.events.get(at).cloned().map(|event| (at, event))) {
                 Some((at, event)) => {
                     state.read = event.number + 1;
-                    if state.is_kept {
-                        state.events[at].part = event.part.detached();
-                    }
+                    // Not only if it is kept: the first event is read before.
+                    state.events[at].part = event.part.detached();
                     let is_comment = event.part.is_comment();
                     if is_comment {
                         state.size -= event.part.len();
@@ -436,6 +435,8 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::answer_budget::{AnswerBudget, FREE_BYTES};
+    use crate::task::Principal;
     use crate::wire::Payload;
 
     fn text_of(text: &str) -> BodyPart {
@@ -483,6 +484,25 @@ mod tests {
         assert_eq!(text(third.next().await), "end");
         let (_, mut fourth) = take_up(&logs, 1, 7, 5).unwrap();
         assert_eq!(text(fourth.next().await), "end", "it has seen it all");
+    }
+
+    /// B190: its copy for a resumption has its own bound.
+    #[tokio::test]
+    async fn b190_an_event_that_its_client_has_holds_no_bytes_of_the_budget() {
+        let (logs, budget) = (ReplayBuffers::default(), AnswerBudget::default());
+        let share = budget.share(&Principal::local(), usize::MAX);
+        let (writer, mut reader) = logs.begin(7);
+        for is_kept in [false, true] {
+            let event = share.rehold(Bytes::from(vec![b'x'; 2 * FREE_BYTES]));
+            assert!(writer.write(BodyPart::Bytes(event), UnreadPolicy::Kept).await);
+            let read = reader.next().await;
+            assert_eq!(budget.in_use(), 2 * FREE_BYTES, "{is_kept}");
+            drop(read);
+            assert_eq!(budget.in_use(), 0, "{is_kept}");
+            if !is_kept {
+                logs.keep(1, RequestId::number(0), None, &reader);
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]

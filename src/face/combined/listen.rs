@@ -200,7 +200,7 @@ fn acknowledged(text: &Bytes) -> Option<Result<SubscriptionFilter, MemberRefusal
             SubscriptionFilter::read(notification.params.object()?).ok().map(Ok)
         }
         Message::Response(response) => {
-            Some(Err(response.outcome.map_or_else(MemberRefusal::of_error, |_| MemberRefusal::malformed())))
+            Some(Err(response.into_outcome().map_or_else(MemberRefusal::of_error, |_| MemberRefusal::malformed())))
         }
         Message::Notification(_) | Message::Request(_) => None,
     }
@@ -362,5 +362,26 @@ impl CallMessages for MergedListen {
                 Some(news) = self.waiting.next(), if !self.waiting.is_empty() => self.take(news),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::body::Body as _;
+
+    use super::*;
+    use crate::face::answer::addressee;
+    use crate::face::http::AcceptedTypes;
+    use crate::wire::{RequestId, RpcError};
+
+    /// B190: it waits for the other upstreams, and holds no bytes of the answer budget.
+    #[test]
+    fn b190_a_large_error_in_place_of_an_acknowledgement_is_cut() {
+        let error = RpcError::new(-32_077, "x".repeat(2 * RpcError::BYTES_MAX));
+        let text = envelope::error(Some(&RequestId::number(1)), &error);
+        let Some(Err(refusal)) = acknowledged(&text) else { panic!("no refusal") };
+        let answer = refusal.into_response(&addressee(None, AcceptedTypes::Json));
+        let bytes = answer.body().size_hint().exact().unwrap();
+        assert!((1..RpcError::BYTES_MAX as u64).contains(&bytes), "{bytes}");
     }
 }

@@ -99,8 +99,11 @@ pub fn check_database_url(url: &str) -> Result<(), PostgresOpenError> {
 
 /// Parses a URL, and enforces the store's requirements: writable servers, and TLS unless the connection is local.
 pub(super) fn read_url(url: &str) -> Result<Config, PostgresOpenError> {
-    // The library's error may quote the URL, including a password.
+    // The library's error may quote a password; and of one with an `@` that is not encoded, it takes the end for a host.
     let mut config: Config = url.trim().parse().map_err(|_| PostgresOpenError::Url)?;
+    if config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(name) if name.contains('@'))) {
+        return Err(PostgresOpenError::Url);
+    }
     if config.get_hosts().is_empty() {
         return Err(PostgresOpenError::NoHost);
     }
@@ -132,13 +135,14 @@ fn foreign_host(config: &Config) -> Option<String> {
 }
 
 const SECRET_BYTES_MAX: usize = 4 << 10;
+const PASSWORD: &str = "the database's password";
 
 impl DatabaseAccess {
     /// Builds the connection settings from the files' current contents.
     pub(super) fn read(&self) -> Result<Config, PostgresOpenError> {
         let mut config = self.url.read()?;
         if let Some(path) = &self.password_file {
-            config.password(read_password(path)?.trim_ascii_end());
+            config.password(secret(path, PASSWORD)?.trim_ascii_end());
         }
         Ok(config)
     }
@@ -150,7 +154,7 @@ impl DatabaseAccess {
             DatabaseUrl::Here(_) => None,
             DatabaseUrl::File(_) => self.url.read().err(),
         };
-        let password = self.password_file.as_deref().and_then(|path| read_password(path).err());
+        let password = self.password_file.as_deref().and_then(|path| secret(path, PASSWORD).err());
         let ca = self.ca.as_deref().and_then(|path| read_roots(path).err());
         [("url_file", url), ("password_file", password), ("ca", ca.map(PostgresOpenError::from))]
             .into_iter()
@@ -168,10 +172,6 @@ impl DatabaseUrl {
             }
         }
     }
-}
-
-fn read_password(path: &Path) -> Result<Vec<u8>, PostgresOpenError> {
-    secret(path, "the database's password")
 }
 
 fn secret(path: &Path, what: &'static str) -> Result<Vec<u8>, PostgresOpenError> {
@@ -202,6 +202,11 @@ mod tests {
         assert!(text("postgres://t@%2Frun/t?hostaddr=10.0.0.5&sslmode=disable").contains("10.0.0.5"));
         assert!(!text("postgres://t:secret@db1:port/t").contains("secret"));
         assert!(!text("mysql://t:secret@db1/t").contains("secret"));
+        for url in
+            ["postgres://t:se@secret@db1/t", "postgres://t:se@db1,secret%40db2/t", "postgres://t:se@secret@%2Frun/t"]
+        {
+            assert!(text(url).contains("an @ within a password is %40") && !text(url).contains("secret"), "{url}");
+        }
         assert!(matches!(read_url("postgres:///t"), Err(PostgresOpenError::NoHost)));
         let config = read_url("postgres://t@db1,db2/t?target_session_attrs=any").unwrap();
         assert_eq!(config.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);

@@ -247,7 +247,7 @@ pub(super) fn check(config: &Config) -> Result<(), OpenError> {
     settings(config).map_or(Ok(()), |settings| disk::examine(&settings))
 }
 
-/// Why a start by this user would end now. Warnings of a check (B260), since another user may serve, or later.
+/// Why a start by this user would end now. A check only warns of it (B260): another user may start the gateway, or this one later.
 pub fn hindrances(config: &Config) -> Vec<String> {
     let disk = settings(config).map(|settings| ("store.path", settings.folder));
     let in_use = disk.iter().filter(|(_, folder)| disk::is_open_elsewhere(folder));

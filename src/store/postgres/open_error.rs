@@ -9,9 +9,7 @@ use crate::tls::TlsFileError;
 /// Why opening failed. The text is for operators, and never contains a password.
 #[derive(Debug, thiserror::Error)]
 pub enum PostgresOpenError {
-    #[error(
-        "the database's url cannot be understood; one looks like postgres://USER@HOST1,HOST2/DATABASE, and an @ within a password is %40"
-    )]
+    #[error("the database's url is not like postgres://USER@HOST1,HOST2/DATABASE; write an @ in a password as %40")]
     Url,
     #[error("the database's url names no host")]
     NoHost,

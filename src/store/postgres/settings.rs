@@ -149,11 +149,8 @@ impl DatabaseAccess {
 
     /// Returns each fault with the key in `[store]` that names the file. Connects to nothing.
     pub fn mistakes(&self) -> impl Iterator<Item = (&'static str, PostgresOpenError)> {
-        let url = match &self.url {
-            // Checked when the configuration is read.
-            DatabaseUrl::Here(_) => None,
-            DatabaseUrl::File(_) => self.url.read().err(),
-        };
+        // A url in the configuration is checked when that is read.
+        let url = matches!(self.url, DatabaseUrl::File(_)).then(|| self.url.read().err()).flatten();
         let password = self.password_file.as_deref().and_then(|path| secret(path, PASSWORD).err());
         let ca = self.ca.as_deref().and_then(|path| read_roots(path).err());
         [("url_file", url), ("password_file", password), ("ca", ca.map(PostgresOpenError::from))]
@@ -205,7 +202,7 @@ mod tests {
         for url in
             ["postgres://t:se@secret@db1/t", "postgres://t:se@db1,secret%40db2/t", "postgres://t:se@secret@%2Frun/t"]
         {
-            assert!(text(url).contains("an @ within a password is %40") && !text(url).contains("secret"), "{url}");
+            assert!(text(url).contains("an @ in a password as %40") && !text(url).contains("secret"), "{url}");
         }
         assert!(matches!(read_url("postgres:///t"), Err(PostgresOpenError::NoHost)));
         let config = read_url("postgres://t@db1,db2/t?target_session_attrs=any").unwrap();

@@ -440,7 +440,6 @@ pub const fn no_such_cursor() -> crate::dialect::RequestError {
     crate::dialect::RequestError::params("cursor is unknown: this list has one page")
 }
 
-/// Warns once about a server with circular list cursors.
 #[derive(Debug, Default)]
 pub(crate) struct CircularLists(AtomicU8);
 

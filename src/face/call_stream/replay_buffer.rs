@@ -135,7 +135,6 @@ impl ReplayBuffer {
         is_read
     }
 
-    /// Returns whether there is a reader.
     fn finish(&self, ending: CallResult) -> bool {
         let mut is_read = false;
         self.state.send_modify(|state| {

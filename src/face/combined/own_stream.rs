@@ -82,8 +82,10 @@ impl ShownEvents {
             event.id = event.id.and_then(|id| self.event_id(&id));
             // Some clients handle an event of any name as a message.
             if !event.data.is_empty() {
-                let Some(data) = self.voice.admit(event.data) else { continue };
-                event.data = if is_copied { data.held_by(|text| self.limits.rehold(text)) } else { data };
+                // Before the edit, which passes these bytes on to its copy.
+                let data = if is_copied { event.data.held_by(|text| self.limits.rehold(text)) } else { event.data };
+                let Some(data) = self.voice.admit(data) else { continue };
+                event.data = data;
             }
             self.ready.push_back(BodyPart::Event(StreamEvent::of(event)));
         }

@@ -554,13 +554,10 @@ impl Outcome {
         }
     }
 
-    /// The size of a server's texts in it.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Returned { result, .. } => result.len(),
-            Self::Faulted(Failure::Upstream(error)) => {
-                error.message.len() + error.data.as_ref().map_or(0, Payload::len)
-            }
+            Self::Faulted(Failure::Upstream(error)) => error.bytes(),
             Self::Faulted(Failure::Gateway(_)) | Self::Cancelled => 0,
         }
     }

@@ -1,6 +1,7 @@
 //! Tracks the calls of one upstream session, and each call's open questions. Does no I/O.
 
 use std::collections::HashMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -32,6 +33,7 @@ pub(crate) struct SessionCall {
     events: mpsc::Sender<Box<ExchangeEvent>>,
     /// Events that were queued, and those about to be: for a moment, more than there are.
     queued: AtomicU64,
+    received: Notify,
     questions: Mutex<AskedQuestions>,
 }
 
@@ -79,17 +81,27 @@ impl SessionCall {
             UpstreamTaskState::Made(task) => SetOnce::new_with(Some(task)),
             UpstreamTaskState::Asked | UpstreamTaskState::Never => SetOnce::new(),
         };
-        let (hint, queued, questions) = (Notify::new(), AtomicU64::new(0), Mutex::default());
-        (Arc::new(Self { id, task, may_be_task, hint, limits, events, queued, questions }), queue)
+        let (hint, queued, received, questions) = (Notify::new(), AtomicU64::new(0), Notify::new(), Mutex::default());
+        (Arc::new(Self { id, task, may_be_task, hint, limits, events, queued, received, questions }), queue)
     }
 
     /// Queues an event, waiting for room: a large one until the queue is empty. Without a receiver it is dropped.
     pub(crate) async fn queue(&self, event: ExchangeEvent) {
         self.queued.fetch_add(1, Ordering::Relaxed);
         if event.is_large() {
-            let _ = self.events.reserve_many(EVENTS_MAX).await;
+            // Boxed: few events are large.
+            Box::pin(self.emptied()).await;
         }
         let _ = self.events.send(Box::new(event)).await;
+    }
+
+    /// Waits until the owner has received all events. Reserves no room, which events of the session's stream need.
+    async fn emptied(&self) {
+        let mut received = pin!(self.received.notified());
+        while self.events.capacity() < EVENTS_MAX {
+            received.as_mut().await;
+            received.set(self.received.notified());
+        }
     }
 
     pub(crate) fn try_queue(&self, event: ExchangeEvent) -> bool {
@@ -127,15 +139,10 @@ impl SessionCall {
     }
 
     pub(crate) fn received(&self, event: &ExchangeEvent) {
-        let show = |ask, is_shown| {
-            if let Some(question) = self.questions.lock().asked.get_mut(ask) {
-                question.is_shown = is_shown;
-            }
-        };
-        if let ExchangeEvent::Asked { ask, .. } = event {
-            show(ask, true);
-        } else if let ExchangeEvent::Withdrawn { ask } = event {
-            show(ask, false);
+        self.received.notify_waiters();
+        let (ExchangeEvent::Asked { ask, .. } | ExchangeEvent::Withdrawn { ask }) = event else { return };
+        if let Some(question) = self.questions.lock().asked.get_mut(ask) {
+            question.is_shown = matches!(event, ExchangeEvent::Asked { .. });
         }
     }
 
@@ -236,8 +243,6 @@ impl SessionCalls {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
-
     use futures_util::FutureExt as _;
 
     use super::*;
@@ -269,9 +274,11 @@ mod tests {
         call.queue(log(2 * FREE_BYTES)).await;
         call.queue(log(1)).await;
         let mut second = pin!(call.queue(log(2 * FREE_BYTES)));
-        for _ in 0..2 {
+        assert!(second.as_mut().now_or_never().is_none());
+        assert!(call.try_queue(log(1)), "an event of the session's stream finds room");
+        for _ in 0..3 {
             assert!(second.as_mut().now_or_never().is_none());
-            queue.recv().await.unwrap();
+            call.received(&queue.recv().await.unwrap());
         }
         second.await;
         assert!(queue.recv().await.unwrap().is_large());

@@ -302,7 +302,7 @@ impl SessionFaceState {
                     rising.as_ref().and_then(|rising| shown(&related, &mut rising.lock(), progress))
                 }
                 TaskNotice::Notification((name, Some(log))) if **name == *method::LOG_MESSAGE => {
-                    counted(related.log(log))
+                    subscribers.as_ref().and_then(|_| counted(related.log(log)))
                 }
                 // About the session, and not about the task (LEG-20).
                 TaskNotice::Notification((name, params)) => {

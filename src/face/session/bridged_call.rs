@@ -35,6 +35,7 @@ use crate::face::reachable_tools::ReachableTools;
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::metric;
 use crate::task::{Caller, ClientKind, Failure, HandleSupport, Idempotency, Outcome, Plan, Principal, Reason, Task};
+use crate::upstream::era::contradicts;
 use crate::upstream::reply::ReadLimits;
 use crate::upstream::{CallContext, ForwardedHeaders, ServerNotification, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Params, Request};
@@ -145,6 +146,7 @@ pub(super) fn begin_on(
         plan: Plan::Direct,
         is_named: idempotency.is_some(),
         era: route.era,
+        is_contradicted: false,
     };
     let mut spec = driver.spec(route, &client, params, tool.as_deref(), caller, session.own.forwarded.clone());
     if let Some(tool) = tool.as_deref().filter(|tool| shared.falls_back(session, tool)) {
@@ -156,7 +158,7 @@ pub(super) fn begin_on(
         driver.plan = spec.plan;
     }
     spec.idempotency = idempotency;
-    let driving = Box::pin(async move { driver.run(spec).await });
+    let driving = Box::pin(driver.run(spec, session.clone()));
     shared.served.scope.tracker.spawn(shared.served.scope.stop.clone().run_until_cancelled_owned(driving));
     Ok(stream)
 }
@@ -221,6 +223,8 @@ pub(super) struct BridgedCall {
     /// Whether it has an idempotency key: then the client cannot end it.
     pub(super) is_named: bool,
     era: AnswerEra,
+    /// Whether the call ended as at a server with sessions, though its session is bridged.
+    is_contradicted: bool,
 }
 
 enum FollowOutcome {
@@ -262,7 +266,7 @@ impl BridgedCall {
         spec
     }
 
-    async fn run(&mut self, spec: CallSpec) {
+    async fn run(mut self, spec: CallSpec, session: ClientSession) {
         // The call may have been cancelled while its target was determined.
         let ending = if self.entered.cancelled().is_cancelled() { None } else { self.follow(spec).await };
         let histogram =
@@ -278,6 +282,11 @@ impl BridgedCall {
         self.shared.open.replays.answered(self.nonce, self.writer.stream());
         if !is_read {
             metric::count_dropped(self.shared.served.channel.name(), "client_gone");
+        }
+        if self.is_contradicted {
+            // The request is over before the server is asked.
+            drop(self.entered);
+            self.shared.end_if_replaced(&session).await;
         }
     }
 
@@ -318,7 +327,10 @@ impl BridgedCall {
                 Some(CallEvent::Notification(received)) => self.notified(&received),
                 Some(CallEvent::StaysPlain) => None,
                 Some(CallEvent::InputRequired { task, .. }) => return FollowOutcome::Asked(task),
-                Some(CallEvent::Ended(CallEnd::Outcome(outcome))) => return FollowOutcome::Over(self.ending(outcome)),
+                Some(CallEvent::Ended(CallEnd::Outcome(outcome))) => {
+                    self.is_contradicted = self.era == AnswerEra::Stateless && contradicts_era(&outcome);
+                    return FollowOutcome::Over(self.ending(outcome));
+                }
                 Some(CallEvent::Ended(CallEnd::NeedsCapability(needed))) => {
                     return FollowOutcome::Over(self.cannot_be_asked(Some(&needed)));
                 }
@@ -438,6 +450,15 @@ impl BridgedCall {
     pub(super) async fn life_sign(&mut self) {
         let life_sign = self.notices.life_sign();
         self.send(life_sign).await;
+    }
+}
+
+/// Whether the outcome excludes a server without sessions: another server may have replaced it (UPC-22).
+fn contradicts_era(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::Faulted(Failure::Gateway(fault)) => contradicts(fault.http_status, None),
+        Outcome::Faulted(Failure::Upstream(error)) => contradicts(Some(400), Some(error)),
+        Outcome::Returned { .. } | Outcome::Cancelled => false,
     }
 }
 

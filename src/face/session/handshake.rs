@@ -170,6 +170,20 @@ impl SessionFaceState {
         }
     }
 
+    /// Ends a bridged session, if none of its requests runs, after a server with sessions has replaced its server: its
+    /// client gets 404 and opens another one.
+    pub(super) async fn end_if_replaced(&self, session: &ClientSession) {
+        let (upstream, own) = (&self.served.upstream, &session.own);
+        if upstream.era(&own.forwarded).await != Era::Session {
+            return;
+        }
+        let opened = upstream.handshake(&self.context(session, &own.caller.principal)).await;
+        let has_sessions = opened.is_ok_and(|opened| !opened.version.is_stateless());
+        if has_sessions && !self.open.in_flight.is_any(session.token.nonce) {
+            self.end_here(session);
+        }
+    }
+
     pub(super) fn end_here(&self, session: &ClientSession) {
         // A late refusal of an earlier session does not end the one that replaced it.
         if self.sessions.is_replaced(session) {

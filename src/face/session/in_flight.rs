@@ -158,6 +158,11 @@ impl InFlight {
         RequestStage::ALL.into_iter().any(|stage| requests.find(nonce, id, stage).is_some())
     }
 
+    /// Whether a session has any request in this process.
+    pub(super) fn is_any(&self, nonce: u128) -> bool {
+        self.requests.lock().all.values().any(|(of, ..)| *of == nonce)
+    }
+
     /// Cancels a session's requests; one that waits for a permit ends when it gets one.
     pub(super) fn end_session(&self, nonce: u128) {
         for (of, stage, cancelled) in self.requests.lock().all.values() {

@@ -1,11 +1,14 @@
 //! Beginning and end of such a session, and arrays of messages in it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
 use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::client::{TestGateway, call};
-use super::server::{ask, open, request, stateless};
-use super::upstream::SeenRequest;
+use super::server::{ask, discovered, open, refused, request, stateless};
+use super::upstream::{ScriptedServer, SeenRequest, answer, in_time, status};
 
 #[tokio::test]
 async fn another_gateway_with_the_same_key_goes_on_with_the_session() {
@@ -79,4 +82,46 @@ async fn leg_12_the_messages_of_an_array_are_answered_together() {
     let newer = open(&gate, "2025-11-25", &json!({})).await;
     assert_eq!(newer.post(format!("[{note}]")).await.status, StatusCode::BAD_REQUEST);
     assert_eq!(ask(&newer, "ping", &json!({})).await["result"], json!({}));
+}
+
+/// The client opens another session, at the server. One odd response ends no session.
+#[tokio::test]
+async fn upc_22_a_session_ends_once_a_server_with_sessions_has_replaced_its_server() {
+    const WITHOUT_SESSIONS: u8 = 0;
+    const REFUSES_CALLS: u8 = 1;
+    const WITH_SESSIONS: u8 = 2;
+    let state = Arc::new(AtomicU8::new(WITHOUT_SESSIONS));
+    let of_server = Arc::clone(&state);
+    let server = ScriptedServer::start(move |seen| match (of_server.load(Ordering::SeqCst), seen.rpc()) {
+        (WITH_SESSIONS, "initialize") => None,
+        (WITH_SESSIONS, _) => seen.header("mcp-session-id").is_none().then(|| status(404)),
+        (_, "initialize") => Some(refused(seen, 404, &json!({"code": -32601, "message": "Method not found"}))),
+        (_, "server/discover") => Some(answer(seen, &discovered())),
+        (REFUSES_CALLS, "tools/call") => Some(status(404)),
+        (_, _) => None,
+    })
+    .await;
+    let gate = TestGateway::before(&server).await;
+    let client = open(&gate, "2025-11-25", &json!({})).await;
+    let made = ask(&client, "tools/call", &json!({"name": "t", "arguments": {"k": 1}, "task": {}})).await;
+    let task = json!({"taskId": made["result"]["task"]["taskId"]});
+    let settled = async { while ask(&client, "tasks/get", &task).await["result"]["status"] != "completed" {} };
+    in_time(settled).await;
+
+    let (probes, handshakes) = (server.world.count("server/discover"), server.world.count("initialize"));
+    state.store(REFUSES_CALLS, Ordering::SeqCst);
+    assert_eq!(client.post(call(2)).await.json().await["error"]["data"]["httpStatus"], 404);
+    state.store(WITHOUT_SESSIONS, Ordering::SeqCst);
+    server.world.nth(probes, |seen| seen.rpc() == "server/discover").await;
+    assert_eq!(client.post(call(3)).await.json().await["result"], json!({"n": 3}), "the session goes on");
+
+    state.store(WITH_SESSIONS, Ordering::SeqCst);
+    assert!(client.post(call(4)).await.json().await["error"].is_object());
+    server.world.nth(handshakes, |seen| seen.rpc() == "initialize").await;
+    in_time(async { while client.post(call(5)).await.status != StatusCode::NOT_FOUND {} }).await;
+    let client = open(&gate, "2025-11-25", &json!({})).await;
+    assert_eq!(client.post(call(6)).await.json().await["result"], json!({"n": 6}));
+    assert_eq!(ask(&client, "tasks/get", &task).await["result"]["status"], "completed", "{made}");
+    let called = server.world.all(SeenRequest::is_call);
+    assert_eq!(called.last().map(|seen| seen.header("mcp-session-id").is_some()), Some(true));
 }

@@ -36,7 +36,14 @@ pub(in crate::config) fn check(raw: &RawUpstream, report: &mut MistakeCollector)
         report.mistake(location, "no such version goes over HTTP+SSE; write an older one, or \"auto\"");
     }
     check_variables(raw, report);
+    let dedicated = raw.tools.iter().map(|tool| &tool.own.process_per_call).filter(|flag| flag.value);
+    let dedicated = dedicated.filter_map(|flag| flag.location());
     if let Some(command) = &raw.own.command {
+        if raw.program.processes_max.value == 1 {
+            let message =
+                "no call gets a process: the client has the only one (`processes_max`), which must be 2 or more";
+            dedicated.for_each(|location| report.warning(location, message));
+        }
         if command.value.first().is_some_and(String::is_empty) {
             report.mistake(&command.location, "names no program");
         }
@@ -53,8 +60,7 @@ pub(in crate::config) fn check(raw: &RawUpstream, report: &mut MistakeCollector)
             report.mistake(location, "is for an upstream with a `url`; leave it out beside a `command`");
         }
     } else if url.is_some() {
-        let dedicated = raw.tools.iter().map(|tool| &tool.own.process_per_call).filter(|flag| flag.value);
-        for location in dedicated.filter_map(|flag| flag.location()).chain(raw.program.locations()) {
+        for location in dedicated.chain(raw.program.locations()) {
             report.mistake(location, "is for an upstream with a `command`; leave it out beside a `url`");
         }
     }

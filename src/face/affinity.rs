@@ -3,10 +3,12 @@
 //! the holder of the call. A request is forwarded once: the receiver answers, even if it is no owner.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::Either;
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Method, StatusCode};
+use tokio::time::{Instant, sleep};
 
 use super::admitted_request::{AdmittedMessage, AdmittedRequest, admit};
 use super::answer::{accepted, addressee, bare, too_many};
@@ -17,11 +19,14 @@ use super::intake::{self, PathContext, PathFaces};
 use super::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts};
 use super::replica_array;
 use super::sealed::{GatewayId, IdKind, Sealer, read_event_id, sealed_in};
-use super::session_owners::{self, ForwardReason, SessionOwners, may_forward};
+use super::session_owners::{self, ForwardReason, SessionOwners, UNREACHABLE_RETRY, may_forward};
 use crate::replica::{OwnerReplica, OwnerRequest, ReplicaPeer};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::Response;
 use crate::wire::{Message, RequestId, method};
+
+/// How long a GET waits for an unreachable owner to return or be replaced: the default `lease`, and two seconds.
+const TAKEOVER_MAX: Duration = Duration::from_secs(10);
 
 enum Destination {
     Here,
@@ -173,40 +178,55 @@ fn is_served_by_the_store(sealer: &Sealer, message: &Message, done_by_owner: Exe
 async fn route_operation(faces: &impl PathFaces, owners: &Arc<SessionOwners>, inbound: Box<Inbound>) -> FaceResponse {
     let is_get = inbound.method == Method::GET;
     let sealer = &faces.path().served.sealer;
-    let owner = session(sealer, &inbound).map(|session| match is_get {
-        true => streamed_by(sealer, owners, inbound.headers.get(headers::LAST_EVENT_ID))
-            .unwrap_or_else(|| owners.owner(&session, OwnerRequest::Begin)),
-        false => owners.owner(&session, OwnerRequest::End),
-    });
-    match owner {
-        Some(OwnerReplica::There(peer)) if is_get => forward_stream(faces, owners, &inbound, peer).await,
+    let owner = || {
+        session(sealer, &inbound).map(|session| match is_get {
+            true => streamed_by(sealer, owners, inbound.headers.get(headers::LAST_EVENT_ID))
+                .unwrap_or_else(|| owners.owner(&session, OwnerRequest::Begin)),
+            false => owners.owner(&session, OwnerRequest::End),
+        })
+    };
+    let answer = match owner() {
+        Some(OwnerReplica::There(_)) if is_get => forward_stream(faces, owners, &inbound, owner).await,
         Some(OwnerReplica::There(peer)) => {
             let answer = owners.forward(&inbound, peer, ForwardReason::Session).await;
-            answer.unwrap_or_else(|_| unreachable_owner())
+            Some(answer.unwrap_or_else(|_| unreachable_owner()))
         }
-        Some(OwnerReplica::Here) | None => intake::serve(faces, AdmittedRequest::Operation(inbound)).await,
+        Some(OwnerReplica::Here) | None => None,
+    };
+    match answer {
+        Some(answer) => answer,
+        None => intake::serve(faces, AdmittedRequest::Operation(inbound)).await,
     }
 }
 
 /// A forwarded stream takes a permit here, and ends with the gateway's other streams: its client resumes elsewhere.
+/// Waits for an unreachable owner or its successor: SDKs open no stream after two refusals (F85). `None` for this replica.
 async fn forward_stream(
     faces: &impl PathFaces,
     owners: &Arc<SessionOwners>,
     inbound: &Inbound,
-    peer: ReplicaPeer,
-) -> FaceResponse {
+    owner: impl Fn() -> Option<OwnerReplica>,
+) -> Option<FaceResponse> {
     let PathContext { served, name, streams_end } = faces.path();
     // Taken before the owner replaces the stream's current reader.
     let permit = match served.listeners.take(&inbound.counted_as(), name) {
         Ok(permit) => permit,
-        Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
-        Err(fault) => return too_many(&fault),
+        Err(fault) if fault.reason == Reason::Draining => return Some(bare(StatusCode::SERVICE_UNAVAILABLE)),
+        Err(fault) => return Some(too_many(&fault)),
     };
-    match owners.forward(inbound, peer, ForwardReason::Session).await {
-        Ok(answer) => ending_with(answer, || streams_end.clone().cancelled_owned()).map(|body| permit.keep(body)),
+    let mut wait_end = None;
+    while let Some(OwnerReplica::There(peer)) = owner() {
+        if let Ok(answer) = owners.forward(inbound, peer, ForwardReason::Session).await {
+            let answer = ending_with(answer, || streams_end.clone().cancelled_owned());
+            return Some(answer.map(|body| permit.keep(body)));
+        }
         // A second attempt has no further effect, even if the owner has opened the stream.
-        Err(_) => unreachable_owner(),
+        let is_over = Instant::now() >= *wait_end.get_or_insert_with(|| Instant::now() + TAKEOVER_MAX);
+        if is_over || streams_end.run_until_cancelled(sleep(UNREACHABLE_RETRY)).await.is_none() {
+            return Some(unreachable_owner());
+        }
     }
+    None
 }
 
 /// An array with requests goes to its session's owner; of one without, each message has its own destination.

@@ -36,7 +36,7 @@ const HOP_BY_HOP: [HeaderName; 7] = [CONNECTION, CONTENT_LENGTH, EXPECT, HOST, T
 const HOP_BY_HOP_TOO: [&str; 2] = ["keep-alive", "proxy-connection"];
 
 /// When a client may retry after its request's owner was unreachable.
-const UNREACHABLE_RETRY: Duration = Duration::from_secs(1);
+pub(super) const UNREACHABLE_RETRY: Duration = Duration::from_secs(1);
 
 /// Marks the response of another replica, which has counted the request.
 #[derive(Clone, Copy, Debug)]

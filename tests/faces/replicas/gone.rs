@@ -16,7 +16,7 @@ use super::client::{Client, call};
 use super::harness::{Replicas, before, sealer};
 use super::raw_replica::{Does, replica};
 use super::talk::SessionMessages;
-use super::upstream::{Once, ScriptedServer, SeenRequest, answer, in_time};
+use super::upstream::{BodySender, Once, ScriptedServer, SeenRequest, answer, in_time};
 
 const NOTE: &str = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
 
@@ -25,7 +25,7 @@ fn fault(answer: &Value) -> (&str, &str) {
     (data["reason"].as_str().unwrap_or_default(), data["executed"].as_str().unwrap_or_default())
 }
 
-/// Requests of a session client under 200; a message without an id may be sent again.
+/// Requests of a session client under 200; a message without an id may be sent again. The GET waits ten seconds first.
 #[tokio::test]
 async fn gw_04_f85_a_home_that_cannot_be_reached_is_not_taken_for_dead() {
     let server = ScriptedServer::polite().await;
@@ -48,6 +48,21 @@ async fn gw_04_f85_a_home_that_cannot_be_reached_is_not_taken_for_dead() {
     }
     assert_eq!(server.world.count("tools/call"), 1, "nothing was sent");
     assert_eq!(server.world.count("initialize"), 1, "the session was not taken over");
+}
+
+/// A client that gets two refusals opens no stream any more, and would hear nothing for the rest of its session.
+#[tokio::test]
+async fn f85_a_get_waits_for_the_successor_of_an_owner_that_cannot_be_reached() {
+    let server = ScriptedServer::start(|seen| (seen.method == "GET").then(BodySender::silent)).await;
+    let replicas = Replicas::pair(&server).await;
+    let there = replicas.at(1, &replicas.client().await);
+    let (resetting, mut read) = replica(&[Does::ReadAndReset; 32]).await;
+    replicas.all[1].sees(vec![replicas.all[0].member_at(resetting.address)]);
+    let getting = TaskTracker::new().spawn(async move { there.get(None).await });
+    in_time(read.recv()).await;
+    replicas.all[1].sees(vec![replicas.all[1].member()]);
+    let reply = in_time(getting).await.unwrap();
+    assert_eq!((reply.status, reply.header("content-type")), (StatusCode::OK, Some("text/event-stream")));
 }
 
 /// The id of a task that a client of a session makes.

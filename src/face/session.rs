@@ -18,12 +18,12 @@ pub(super) mod upstream_tasks;
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
 use futures_util::future::OptionFuture;
 use http::header::ALLOW;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressee, accepted, addressee, bare, mark, too_many};
@@ -71,7 +71,8 @@ pub(super) struct SessionFaceState {
     fallback: Option<Arc<FallbackToolService>>,
     tools: known_tools::KnownTools,
     called: called_items::CalledItems,
-    gives_no_ids: handshake::GivesNoIds,
+    /// Whether the server issued no id for the last opened session; false before the first.
+    gives_no_ids: AtomicBool,
     /// A server may ask thousands of questions that its clients cannot answer.
     refusals_logged: LogLimit,
 }
@@ -143,7 +144,7 @@ impl SessionFace {
             fallback,
             tools,
             called,
-            gives_no_ids: handshake::GivesNoIds::default(),
+            gives_no_ids: AtomicBool::default(),
             refusals_logged: LogLimit::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -168,13 +169,12 @@ impl SessionFace {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),
         };
-        if let Message::Request(request) = &*message
-            && self.shared.withholds_items(&inbound.caller, request)
-            && let Some(hidden) = Box::pin(self.shared.hidden(&session, &inbound, request)).await
-        {
-            return hidden.answer(request, &inbound);
-        }
         if let Message::Request(request) = &*message {
+            if self.shared.withholds_items(&inbound.caller, request)
+                && let Some(hidden) = Box::pin(self.shared.hidden(&session, &inbound, request)).await
+            {
+                return hidden.answer(request, &inbound);
+            }
             self.shared.note_called(&session, request);
         }
         let asking = |session| TaskRequestContext {
@@ -259,19 +259,15 @@ impl SessionFace {
     }
 
     async fn open_stream(&self, session: ClientSession, inbound: &Inbound) -> FaceResponse {
-        match session {
-            session if session.is_bridged() => bridge::get(&self.shared, session, inbound).await,
-            session => {
-                let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
-                match upstream_tasks::resume_own_stream(&self.shared, &session, &inbound.caller, last_event.as_ref()) {
-                    Some(rest) => rest,
-                    // Clients of such a server know only event ids of the gateway.
-                    None if last_event.is_some() && self.shared.served.channel.makes_streams() => {
-                        bare(StatusCode::BAD_REQUEST)
-                    }
-                    None => pipe::get(&self.shared, session, &inbound.caller, last_event).await,
-                }
-            }
+        if session.is_bridged() {
+            return bridge::get(&self.shared, session, inbound).await;
+        }
+        let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
+        match upstream_tasks::resume_own_stream(&self.shared, &session, &inbound.caller, last_event.as_ref()) {
+            Some(rest) => rest,
+            // Clients of such a server know only event ids of the gateway.
+            None if last_event.is_some() && self.shared.served.channel.makes_streams() => bare(StatusCode::BAD_REQUEST),
+            None => pipe::get(&self.shared, session, &inbound.caller, last_event).await,
         }
     }
 
@@ -417,9 +413,9 @@ fn route(
 ) -> Result<MessageRoute, RequestError> {
     let (bytes, arrived) = (inbound.body.clone(), inbound.received_at);
     let is_driven = |id: RequestId| shared.open.in_flight.knows(session.token.nonce, &id, RequestStage::Driven);
+    vet(&message)?;
     match message {
         Message::Request(request) => {
-            vet_request(&request)?;
             let is_withheld = || names_withheld_tool(shared, &request, &inbound.caller);
             if shared.served.settings.rules.any_bounds_arguments() && !is_withheld() {
                 shared.served.check_call(&inbound.caller.principal, &request)?;
@@ -471,7 +467,7 @@ fn route(
             Ok(MessageRoute::Bridged(Message::Notification(notification)))
         }
         other @ (Message::Notification(_) | Message::Response(_)) => {
-            Ok(piped_message(other, bytes, arrived, &shared.served)?.map_or(MessageRoute::Ignored, MessageRoute::Piped))
+            Ok(one_way(other, bytes).map_or(MessageRoute::Ignored, MessageRoute::Piped))
         }
     }
 }
@@ -483,19 +479,9 @@ fn names_withheld_tool(shared: &SessionFaceState, request: &Request, caller: &Ca
     tool.is_some_and(|tool| !shared.served.engine.access().has_tool(caller, shared.served.upstream.name(), &tool))
 }
 
-/// `None` for a message to the gateway itself.
-fn piped_message(
-    message: Message,
-    bytes: Bytes,
-    arrived: Instant,
-    served: &Served,
-) -> Result<Option<PipedMessage>, RequestError> {
-    vet(&message)?;
+/// `None` for a request, and for a cancel of one of the gateway's own.
+fn one_way(message: Message, bytes: Bytes) -> Option<PipedMessage> {
     match message {
-        Message::Request(request) if tasks::is_method(&request.method) => {
-            Err(RequestError::UnknownMethod(request.method))
-        }
-        Message::Request(request) => pipe::request(request, bytes, arrived, served).map(Some),
         Message::Notification(notification) => {
             let cancelled = notification.cancelled();
             let kind = match notification.is_about_a_request() {
@@ -503,18 +489,17 @@ fn piped_message(
                 false => OneWayKind::Notification,
             };
             let text = MessageText::with_message(bytes, Arc::new(Message::Notification(notification)));
-            Ok(match cancelled {
+            match cancelled {
                 Some(id) if is_own(&id) => None,
                 Some(id) => Some(PipedMessage::Cancel(id, text)),
                 None => Some(PipedMessage::Notification(kind, text)),
-            })
+            }
         }
-        Message::Response(response) if response.id.as_ref().is_some_and(is_own) => Ok(None),
         Message::Response(response) => {
             let id = response.id.clone();
-            let text = MessageText::with_message(bytes, Arc::new(Message::Response(response)));
-            Ok(Some(PipedMessage::Response(id, text)))
+            Some(PipedMessage::Response(id, MessageText::with_message(bytes, Arc::new(Message::Response(response)))))
         }
+        Message::Request(_) => None,
     }
 }
 
@@ -530,7 +515,14 @@ const KNOWN_MEMBERS: [&str; 8] = ["name", "arguments", "task", "taskId", "cursor
 
 pub(super) fn vet(message: &Message) -> Result<(), RequestError> {
     match message {
-        Message::Request(request) => vet_request(request),
+        Message::Request(request) if is_own(&request.id) => {
+            Err(RequestError::not_a_request("this id is reserved for the gateway's requests; choose another"))
+        }
+        Message::Request(request) => {
+            let case_variant = request.params.object().and_then(|params| params.case_variant(&KNOWN_MEMBERS));
+            let complaint = |name| RequestError::Params(Cow::Owned(format!("{name} is spelt in another case")));
+            case_variant.map_or(Ok(()), |name| Err(complaint(name)))
+        }
         Message::Notification(notification) if !notification.method.starts_with("notifications/") => {
             Err(RequestError::not_a_request("this method is a request; send it with an id"))
         }
@@ -539,16 +531,5 @@ pub(super) fn vet(message: &Message) -> Result<(), RequestError> {
             Err(RequestError::not_a_request("a response needs the id of its request"))
         }
         Message::Response(_) => Ok(()),
-    }
-}
-
-fn vet_request(request: &Request) -> Result<(), RequestError> {
-    if is_own(&request.id) {
-        return Err(RequestError::not_a_request("this id is reserved for the gateway's requests; choose another"));
-    }
-    let params = request.params.object();
-    match params.and_then(|params| params.case_variant(&KNOWN_MEMBERS)) {
-        Some(name) => Err(RequestError::Params(Cow::Owned(format!("{name} is spelt in another case")))),
-        None => Ok(()),
     }
 }

@@ -14,7 +14,7 @@ use super::bridged_call::{self, BridgedCaller, BridgedClient};
 use super::forwarded_questions::AskingTool;
 use super::in_flight::RequestStage;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, refuse, vet};
+use super::{SessionFaceState, refuse};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::LogLevel;
@@ -40,9 +40,6 @@ pub(super) async fn post(
     inbound: &Inbound,
 ) -> FaceResponse {
     let addressee = addressee(message.request().map(|request| &request.id), inbound.accepted);
-    if let Err(complaint) = vet(&message) {
-        return refuse(&addressee, &complaint);
-    }
     if let Message::Request(request) = &message
         && let Some(answering) = bridge_stream::subscription(shared, &session, request, &inbound.caller.principal)
     {

@@ -21,7 +21,7 @@ use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::session_results::{client_capabilities, failed_result, not_askable, session_error, session_result};
 use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::{
-    Askable, CallEnd, CallEvent, CallMaker, CallSpec, CallStream, Engine, QuestionFilter, RoundSupport, plain_request,
+    Askable, CallEnd, CallEvent, CallMaker, CallSpec, CallStream, QuestionFilter, RoundSupport, plain_request,
 };
 use crate::face::call_stream::Silence;
 use crate::face::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress, progress_token};
@@ -127,7 +127,6 @@ pub(super) fn begin_on(
     let stream = ReplayStream::new(reader, params.and_then(|params| NamedItem::of(&request.method, params)));
     let mut driver = BridgedCall {
         shared: Arc::clone(shared),
-        engine: Arc::clone(&shared.served.engine),
         method: request.method.clone(),
         uri: params.filter(|_| request.method == method::RESOURCES_READ).and_then(|params| params.get_string("uri")),
         nonce: session.token.nonce,
@@ -203,7 +202,6 @@ fn checked(
 
 pub(super) struct BridgedCall {
     pub(super) shared: Arc<SessionFaceState>,
-    pub(super) engine: Arc<Engine>,
     method: Cow<'static, str>,
     uri: Option<String>,
     pub(super) nonce: u128,
@@ -223,7 +221,6 @@ pub(super) struct BridgedCall {
     /// Whether it has an idempotency key: then the client cannot end it.
     pub(super) is_named: bool,
     era: AnswerEra,
-    /// Whether the call ended as at a server with sessions, though its session is bridged.
     is_contradicted: bool,
 }
 
@@ -292,7 +289,7 @@ impl BridgedCall {
 
     /// Makes the call and asks its client the call's questions; `None` if it was cancelled.
     async fn follow(&mut self, spec: CallSpec) -> Option<CallResult> {
-        let mut call = self.engine.call(spec);
+        let mut call = self.shared.served.engine.call(spec);
         loop {
             match self.next_outcome(call).await {
                 FollowOutcome::Over(ending) => return Some(ending),
@@ -424,7 +421,6 @@ impl BridgedCall {
         if self.tool.is_some() { Ok(failed_result(&why).into()) } else { Err(RpcError::new(INTERNAL_ERROR, why)) }
     }
 
-    /// Cancelled once the client no longer wants a response.
     pub(super) const fn cancelled(&self) -> &CancellationToken {
         self.entered.cancelled()
     }

@@ -2,7 +2,7 @@
 //! session id.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use http::{HeaderValue, StatusCode};
 
@@ -98,7 +98,7 @@ async fn open_either(
         Ok(agreed) => {
             let result = rewrite::edited_initialize(&agreed.result, initialize.version, tasks);
             let (binding, version, tasks) = (agreed.binding(), agreed.version, agreed.tasks());
-            shared.gives_no_ids.note(&binding);
+            shared.gives_no_ids.store(binding.session.is_none(), Ordering::Relaxed);
             return Ok(InitializedSession { binding, version, result, tasks });
         }
         Err(refusal) => refusal,
@@ -170,16 +170,15 @@ impl SessionFaceState {
         }
     }
 
-    /// Ends a bridged session, if none of its requests runs, after a server with sessions has replaced its server: its
-    /// client gets 404 and opens another one.
+    /// Ends an idle bridged session if a server with sessions has replaced its own: its client gets 404 and opens another.
     pub(super) async fn end_if_replaced(&self, session: &ClientSession) {
         let (upstream, own) = (&self.served.upstream, &session.own);
         if upstream.era(&own.forwarded).await != Era::Session {
             return;
         }
         let opened = upstream.handshake(&self.context(session, &own.caller.principal)).await;
-        let has_sessions = opened.is_ok_and(|opened| !opened.version.is_stateless());
-        if has_sessions && !self.open.in_flight.is_any(session.token.nonce) {
+        let is_idle = !self.open.in_flight.is_any(session.token.nonce);
+        if is_idle && opened.is_ok_and(|opened| !opened.version.is_stateless()) {
             self.end_here(session);
         }
     }
@@ -199,20 +198,10 @@ impl SessionFaceState {
     }
 }
 
-/// Whether the server issued no id for the last opened session; false before the first.
-#[derive(Debug, Default)]
-pub(super) struct GivesNoIds(AtomicBool);
-
-impl GivesNoIds {
-    pub(super) fn note(&self, opened: &SessionBinding) {
-        self.0.store(opened.session.is_none(), Ordering::Relaxed);
-    }
-}
-
 /// A session for one request, for a server that issues no ids. `None` if it does, or the gateway keeps its sessions.
 pub(super) fn session_without_id(shared: &SessionFaceState, inbound: &Inbound) -> Option<ClientSession> {
     let served = &shared.served;
-    if !shared.gives_no_ids.0.load(Ordering::Relaxed) || served.channel.makes_streams() {
+    if !shared.gives_no_ids.load(Ordering::Relaxed) || served.channel.makes_streams() {
         return None;
     }
     let named = headers::single(&inbound.headers, &headers::PROTOCOL_VERSION).ok()?;

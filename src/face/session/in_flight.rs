@@ -138,7 +138,6 @@ impl InFlight {
         self.unwanted.insert(nonce, counted_as, Instant::now());
     }
 
-    /// Unmarks a session that its server did not end.
     pub(super) fn goes_on(&self, nonce: u128) {
         self.unwanted.remove(nonce);
     }
@@ -158,7 +157,6 @@ impl InFlight {
         RequestStage::ALL.into_iter().any(|stage| requests.find(nonce, id, stage).is_some())
     }
 
-    /// Whether a session has any request in this process.
     pub(super) fn is_any(&self, nonce: u128) -> bool {
         self.requests.lock().all.values().any(|(of, ..)| *of == nonce)
     }

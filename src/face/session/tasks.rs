@@ -122,12 +122,8 @@ pub(in crate::face) fn offer(version: ProtocolVersion, principal: &Principal, dr
     CoreTasks::are_offered_in(version).then(|| CoreTasks::capability(lists))
 }
 
-pub(super) fn is_method(name: &str) -> bool {
-    CoreTasks::is_method(name)
-}
-
 pub(super) fn is_served_method(drafts: Drafts, name: &str) -> bool {
-    is_method(name) || (drafts.has(Draft::Sep1686) && DraftTasks::is_method(name))
+    CoreTasks::is_method(name) || (drafts.has(Draft::Sep1686) && DraftTasks::is_method(name))
 }
 
 pub(super) struct TaskRequestContext<'a> {

@@ -41,7 +41,7 @@ impl BridgedCall {
         let (to, mut answered) = mpsc::channel(ANSWERS_MAX);
         let mut round = BridgedRound { questions: BTreeMap::new(), answers: BTreeMap::new(), to };
         // Watched before the first check, so that no change is missed.
-        let Ok(mut watcher) = self.engine.watchers().watch(key) else {
+        let Ok(mut watcher) = self.shared.served.engine.watchers().watch(key) else {
             return BridgedRoundOutcome::Over(fault(Reason::QueueFull));
         };
         let cancelled = self.cancelled().clone();
@@ -59,7 +59,7 @@ impl BridgedCall {
             };
             self.withdraw(&mut round, open).await;
             if !self.send_new_questions(&mut round, open).await {
-                if let Err(error) = self.engine.cancel_held(key).await {
+                if let Err(error) = self.shared.served.engine.cancel_held(key).await {
                     tracing::warn!(error = %CauseChain(&error), "a held call could not be ended");
                 }
                 self.withdraw(&mut round, &nothing).await;
@@ -71,7 +71,7 @@ impl BridgedCall {
             tokio::select! {
                 biased;
                 () = cancelled.cancelled() => {
-                    if !self.is_named && let Err(error) = self.engine.cancel_held(key).await {
+                    if !self.is_named && let Err(error) = self.shared.served.engine.cancel_held(key).await {
                         tracing::warn!(error = %CauseChain(&error), "a held call could not be cancelled");
                     }
                     return BridgedRoundOutcome::Cancelled;
@@ -89,7 +89,7 @@ impl BridgedCall {
             }
         }
         let questions = Arc::clone(&self.questions);
-        match self.engine.retry(key, RoundRetry { answers: round.answers, plan: self.plan, questions }) {
+        match self.shared.served.engine.retry(key, RoundRetry { answers: round.answers, plan: self.plan, questions }) {
             Ok(call) => BridgedRoundOutcome::Going(call),
             Err(_) => match self.held(key).await {
                 Ok(task) => match &task.phase {
@@ -104,7 +104,7 @@ impl BridgedCall {
     }
 
     async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, CallResult> {
-        self.engine.load_any(key).await.map_err(|error| {
+        self.shared.served.engine.load_any(key).await.map_err(|error| {
             tracing::error!(error = %CauseChain(&error), "a held call could not be read");
             fault(error.reason())
         })

@@ -115,7 +115,6 @@ impl SessionOwners {
         self.sealer.open_forward(sealed)
     }
 
-    /// The clock that measures a seal's short validity.
     pub fn clock(&self) -> &dyn Clock {
         &*self.clock
     }

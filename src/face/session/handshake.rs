@@ -170,16 +170,18 @@ impl SessionFaceState {
         }
     }
 
-    /// Ends an idle bridged session if a server with sessions has replaced its own: its client gets 404 and opens another.
+    /// Ends a bridged session if a server with sessions has replaced its own: its client gets 404 and opens another one.
     pub(super) async fn end_if_replaced(&self, session: &ClientSession) {
         let (upstream, own) = (&self.served.upstream, &session.own);
         if upstream.era(&own.forwarded).await != Era::Session {
             return;
         }
         let opened = upstream.handshake(&self.context(session, &own.caller.principal)).await;
-        let is_idle = !self.open.in_flight.is_any(session.token.nonce);
-        if is_idle && opened.is_ok_and(|opened| !opened.version.is_stateless()) {
-            self.end_here(session);
+        let has_sessions = opened.is_ok_and(|opened| !opened.version.is_stateless());
+        if has_sessions && !self.sessions.is_replaced(session) {
+            // Calls that run go on: the server that was replaced may still answer them.
+            self.sessions.ended(session.token.nonce, session.counted_as());
+            self.open.streams.end(session.token.nonce);
         }
     }
 

@@ -157,10 +157,6 @@ impl InFlight {
         RequestStage::ALL.into_iter().any(|stage| requests.find(nonce, id, stage).is_some())
     }
 
-    pub(super) fn is_any(&self, nonce: u128) -> bool {
-        self.requests.lock().all.values().any(|(of, ..)| *of == nonce)
-    }
-
     /// Cancels a session's requests; one that waits for a permit ends when it gets one.
     pub(super) fn end_session(&self, nonce: u128) {
         for (of, stage, cancelled) in self.requests.lock().all.values() {

@@ -264,7 +264,7 @@ impl Catalog {
     }
 
     /// As [`Self::list_with`]; from a server that lists nothing now, as while another call runs, the last complete list (U105).
-    /// The fetch goes on without the call, once for all calls (U106): calls during it wait for at most the rest of [`LOOK_MAX`].
+    /// The fetch goes on without the call, once for all calls (U106): calls during it wait for at most the rest of `LOOK_MAX`.
     pub async fn list_to_call(
         self: &Arc<Self>,
         tool: &str,

@@ -69,7 +69,7 @@ impl Engine {
         let bug_recipient = Arc::new(Mutex::new(BugRecipient::Client(sender.clone())));
         let clients = AttachedClients::new(sender);
         let mut runner = Box::new(Runner::new(Arc::clone(self), spec, plan, clients, Arc::clone(&bug_recipient)));
-        runner.call.in_progress = in_progress;
+        runner.call.set_in_progress(in_progress);
         runner.audited = audited;
         spawn(self, span, bug_recipient, runner.run());
         stream
@@ -115,7 +115,7 @@ impl Runner {
         bug_recipient: SharedBugRecipient,
     ) -> Self {
         // Without a permit an `auto` call stays plain (T-58); a repetition under a key needs none.
-        let tasks = NonZeroUsize::MIN.saturating_add(split.as_ref().map_or(0, |plan| plan.total));
+        let tasks = NonZeroUsize::MIN.saturating_add(split.as_ref().map_or(0, SplitPlan::total));
         let permit = match spec.plan {
             Plan::Direct if !spec.is_held_by_key() => None,
             Plan::Refuse => None,
@@ -172,7 +172,7 @@ impl Runner {
     const fn needs_preparation(&self) -> bool {
         let is_plain = match self.spec.plan {
             Plan::Direct | Plan::Refuse => true,
-            Plan::Grace(_) => self.recorder.permit.is_some(),
+            Plan::Grace(_) => self.recorder.has_permit(),
             Plan::Task => false,
         };
         self.audited.is_some() || self.spec.idempotency.is_some() || !is_plain
@@ -187,14 +187,14 @@ impl Runner {
         }
         match self.spec.plan {
             _ if self.spec.idempotency.is_some() => self.prepare_named().await,
-            Plan::Grace(_) if self.recorder.permit.is_none() => {
+            Plan::Grace(_) if !self.recorder.has_permit() => {
                 self.spec.plan = Plan::Direct;
-                self.dialog.clients.send(CallEvent::StaysPlain).await;
+                self.dialog.clients().send(CallEvent::StaysPlain).await;
                 RunnerFlow::Continue(())
             }
             Plan::Direct | Plan::Refuse | Plan::Grace(_) => RunnerFlow::Continue(()),
             Plan::Task if self.spec.chosen.is_some() => self.prepare_named().await,
-            Plan::Task if self.recorder.permit.is_none() => self.refuse_unpermitted().await,
+            Plan::Task if !self.recorder.has_permit() => self.refuse_unpermitted().await,
             Plan::Task => match self.begin_task().await {
                 Ok(next) => next,
                 Err(fault) => self.end(Outcome::lost(fault)).await,
@@ -208,7 +208,7 @@ impl Runner {
             return self.promote(None).await;
         }
         self.insert(TaskVisibility::Hidden, None).await?;
-        self.dialog.grace_end = Some(self.spec.arrived + self.spec.policy.grace);
+        self.dialog.set_grace_end(Some(self.spec.arrived + self.spec.policy.grace));
         Ok(RunnerFlow::Continue(()))
     }
 
@@ -236,8 +236,8 @@ impl Runner {
     }
 
     async fn step(&mut self) -> RunnerEvent {
-        let may_leave = !self.recorder.has_handle() && self.dialog.clients.is_there();
-        let may_be_left = !self.call.outlives_drain && self.recorder.has_handle();
+        let may_leave = !self.recorder.has_handle() && self.dialog.clients().is_there();
+        let may_be_left = !self.call.outlives_drain() && self.recorder.has_handle();
         // Only the first of both has a timer, which costs more than the other parts of a wait.
         let (deadline, next_due) = match (self.call.deadline(), self.next_due()) {
             (Some(deadline), Some(due)) if due < deadline => (None, Some(due)),
@@ -252,7 +252,7 @@ impl Runner {
         tokio::select! {
             biased;
             command = self.recorder.next_command() => RunnerEvent::Command(command),
-            () = self.dialog.clients.left(), if may_leave => RunnerEvent::ClientGone,
+            () = self.dialog.clients().left(), if may_leave => RunnerEvent::ClientGone,
             // Before all other events: the permit of a call that ended must not send the next one.
             () = self.engine.calls_end.ended(), if !may_be_left => RunnerEvent::GatewayEnds,
             () = at(deadline) => RunnerEvent::DeadlineOver,
@@ -325,7 +325,7 @@ impl Runner {
     }
 
     async fn grace_over(&mut self) -> RunnerFlow {
-        self.dialog.grace_end = None;
+        self.dialog.set_grace_end(None);
         match self.promote(None).await {
             Ok(next) => next,
             // A later process may find the row and send the call, so this one must not send it, too.
@@ -341,18 +341,18 @@ impl Runner {
         let reason = reason.key();
         tracing::warn!(reason, "the call could not become a task and is held");
         if !self.recorder.has_row() {
-            self.recorder.permit = None;
+            self.recorder.set_permit(None);
         }
         if !self.recorder.has_row() || self.spec.is_held_by_key() {
             self.call.queue_until(self.spec.arrived + self.spec.queue_deadline);
         }
         self.spec.plan = Plan::Direct;
-        self.dialog.clients.send(CallEvent::StaysPlain).await;
+        self.dialog.clients().send(CallEvent::StaysPlain).await;
         RunnerFlow::Continue(())
     }
 
     async fn exchange_event(&mut self, event: ExchangeEvent) -> RunnerFlow {
-        self.call.in_progress.iter_mut().for_each(|call| call.note_sign(Instant::now()));
+        self.call.record_event();
         failpoint::hit("event-heard");
         if let ExchangeEvent::Lost(ExchangeError(fault)) = &event
             && self.recorder.is_resuming()
@@ -392,7 +392,7 @@ impl Runner {
                 self.recorder.keep_progress(text);
             }
         } else {
-            self.dialog.grace_status = progress.status().filter(|_| self.dialog.grace_end.is_some());
+            self.dialog.set_grace_status(progress.status().filter(|_| self.dialog.grace_end().is_some()));
             self.dialog.send_within_grace(CallEvent::Progress(progress)).await;
         }
         RunnerFlow::Continue(())
@@ -402,8 +402,8 @@ impl Runner {
     fn status_received(&mut self, text: Arc<str>) -> RunnerFlow {
         if self.recorder.has_handle() {
             self.recorder.keep_progress(text);
-        } else if self.dialog.grace_end.is_some() {
-            self.dialog.grace_status = Some(text);
+        } else if self.dialog.grace_end().is_some() {
+            self.dialog.set_grace_status(Some(text));
         }
         RunnerFlow::Continue(())
     }
@@ -427,7 +427,7 @@ impl Runner {
             return RunnerFlow::Continue(());
         }
         let Some(message) = self.recorder.next_progress() else { return RunnerFlow::Continue(()) };
-        let event = Event::Progressed { attempt: self.recorder.attempt, message: Arc::clone(&message) };
+        let event = Event::Progressed { attempt: self.recorder.attempt(), message: Arc::clone(&message) };
         match self.apply(&key, event).await {
             Ok(_) => RunnerFlow::Continue(()),
             Err(error) if error.is_passing() => {
@@ -459,9 +459,9 @@ impl Runner {
         [
             (self.recorder.store_due(), RunnerTimer::Store),
             (self.call.queue_end(), RunnerTimer::Queue),
-            (self.dialog.questions.round_due, RunnerTimer::Round),
-            (self.dialog.grace_end, RunnerTimer::Grace),
-            (self.dialog.questions.overdue_at(), RunnerTimer::Input),
+            (self.dialog.questions().round_due(), RunnerTimer::Round),
+            (self.dialog.grace_end(), RunnerTimer::Grace),
+            (self.dialog.questions().overdue_at(), RunnerTimer::Input),
             (self.recorder.progress_due(), RunnerTimer::Progress),
             (self.recorder.check_due(), RunnerTimer::Checkpoint),
         ]

@@ -21,7 +21,7 @@ const LAST_EVENTS_MAX: usize = 64;
 impl Runner {
     pub(super) async fn deliver(&mut self, mut answers: Vec<(Payload, Answer)>) -> RunnerFlow {
         // Only the next try can tell whether the unresolved ones were delivered.
-        answers.retain(|(ask, _)| !self.dialog.questions.is_unresolved(ask));
+        answers.retain(|(ask, _)| !self.dialog.questions().is_unresolved(ask));
         self.hand_over(answers, None).await
     }
 
@@ -30,27 +30,27 @@ impl Runner {
         let Some(key) = self.recorder.key().filter(|_| !self.call.is_unsent()) else { return RunnerFlow::Continue(()) };
         for (ask, answer) in answers {
             failpoint::hit("answer-stored");
-            self.dialog.questions.close(&ask);
+            self.dialog.questions_mut().close(&ask);
             // The subtask's row accepts an answer once, and stores it before this row marks it delivered: none is lost.
             let child = self.child_with_question(&ask);
             if let Some((key, question)) = &child {
                 match self.answer_child(key, question, plain::encode_answer(answer.clone())).await {
                     // Its row has the question no more, so a question under this name is another one.
-                    Ok(()) => _ = self.dialog.questions.take_replay(&ask),
+                    Ok(()) => _ = self.dialog.questions_mut().take_replay(&ask),
                     Err(error) if error.is_passing() => return self.wait_for_store(UnstoredStep::Answers, &error),
                     Err(error) => return self.undelivered(unstored(&error)).await,
                 }
             }
             match self.mark_delivered(&key, &ask, certain).await {
                 Ok(is_marked) => {
-                    self.dialog.questions.resolve(&ask);
+                    self.dialog.questions_mut().resolve(&ask);
                     if !is_marked || child.is_some() {
                         continue;
                     }
                 }
                 Err(error) if error.is_passing() => {
-                    if child.is_none() && !self.dialog.questions.is_unresolved(&ask) {
-                        self.dialog.questions.add_unresolved(ask, answer);
+                    if child.is_none() && !self.dialog.questions().is_unresolved(&ask) {
+                        self.dialog.questions_mut().add_unresolved(ask, answer);
                     }
                     // The other answers are in the row.
                     return self.wait_for_store(UnstoredStep::Answers, &error);
@@ -97,11 +97,11 @@ impl Runner {
         certain: Option<&Task>,
     ) -> Result<bool, TaskError> {
         // The write that failed was committed.
-        let is_marked = |task: &Task| task.attempt == self.recorder.attempt && !is_answered(task, ask);
-        if self.dialog.questions.is_unresolved(ask) && certain.is_some_and(is_marked) {
+        let is_marked = |task: &Task| task.attempt == self.recorder.attempt() && !is_answered(task, ask);
+        if self.dialog.questions().is_unresolved(ask) && certain.is_some_and(is_marked) {
             return Ok(true);
         }
-        Ok(self.apply(key, Event::Delivering { attempt: self.recorder.attempt, ask: ask.clone() }).await?.changed)
+        Ok(self.apply(key, Event::Delivering { attempt: self.recorder.attempt(), ask: ask.clone() }).await?.changed)
     }
 
     /// Delivers answers that are in the row but were not in a command, or could not be delivered before.
@@ -121,7 +121,7 @@ impl Runner {
 
     pub(super) async fn deliver_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
         let Some(task) = certain else { return RunnerFlow::Continue(()) };
-        let answers = self.dialog.questions.to_deliver(task.recovery.undelivered.clone());
+        let answers = self.dialog.questions().to_deliver(task.recovery.undelivered.clone());
         self.hand_over(answers, Some(task)).await
     }
 

@@ -36,8 +36,8 @@ pub(super) struct UpstreamCall {
     exchanges: CallExchanges,
     state: CallState,
     /// The entry in the list of calls in progress; `None` for methods that need no permit.
-    pub(super) in_progress: Option<CallInProgress>,
-    pub(super) outlives_drain: bool,
+    in_progress: Option<CallInProgress>,
+    outlives_drain: bool,
 }
 
 enum CallExchanges {
@@ -108,7 +108,7 @@ impl UpstreamCall {
     pub(super) fn tasks(&self) -> NonZeroUsize {
         match &self.exchanges {
             CallExchanges::One(_) => NonZeroUsize::MIN,
-            CallExchanges::Split(split) => NonZeroUsize::MIN.saturating_add(split.plan.total),
+            CallExchanges::Split(split) => NonZeroUsize::MIN.saturating_add(split.plan().total()),
         }
     }
 
@@ -225,7 +225,7 @@ impl UpstreamCall {
     pub(super) const fn begun_plan(&self) -> Option<&SplitPlan> {
         match (&self.exchanges, &self.state) {
             (CallExchanges::One(_), _) | (CallExchanges::Split(_), CallState::Queued { .. }) => None,
-            (CallExchanges::Split(split), _) => Some(&split.plan),
+            (CallExchanges::Split(split), _) => Some(split.plan()),
         }
     }
 
@@ -316,10 +316,26 @@ impl UpstreamCall {
         }
     }
 
+    pub(super) fn set_in_progress(&mut self, in_progress: Option<CallInProgress>) {
+        self.in_progress = in_progress;
+    }
+
     pub(super) fn set_prospect(&mut self, prospect: CallProspect) {
         if let Some(in_progress) = &mut self.in_progress {
             in_progress.now(prospect);
         }
+    }
+
+    pub(super) fn record_event(&mut self) {
+        self.in_progress.iter_mut().for_each(|call| call.note_sign(Instant::now()));
+    }
+
+    pub(super) const fn outlives_drain(&self) -> bool {
+        self.outlives_drain
+    }
+
+    pub(super) const fn outlive_drain(&mut self) {
+        self.outlives_drain = true;
     }
 
     /// Releases the permit, and drops exchanges that have ended.

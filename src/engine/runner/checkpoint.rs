@@ -27,7 +27,7 @@ impl Runner {
     /// The exchange's position, if it differs from the row's.
     pub(super) fn new_position(&self) -> Option<Payload> {
         // A resumed exchange would not repeat questions before this position that are not stored.
-        if !self.is_kept() || self.dialog.questions.has_unstored() {
+        if !self.is_kept() || self.dialog.questions().has_unstored() {
             return None;
         }
         let ResumeToken(position) = self.call.resume_token()?;
@@ -39,7 +39,7 @@ impl Runner {
         let position = self.new_position();
         let kept = position
             .clone()
-            .map(|position| Event::Checkpointed { attempt: self.recorder.attempt, resume: Some(position) });
+            .map(|position| Event::Checkpointed { attempt: self.recorder.attempt(), resume: Some(position) });
         let applied = self.write(key, kept.into_iter().chain([event]).collect()).await?;
         // The position is left out where the store has no room for it.
         if position.is_some() && applied.task.recovery.resume == position {
@@ -50,8 +50,11 @@ impl Runner {
 
     async fn keep_position(&mut self) -> Result<(), TaskError> {
         let (Some(key), Some(position)) = (self.recorder.key(), self.new_position()) else { return Ok(()) };
-        self.write(&key, vec![Event::Checkpointed { attempt: self.recorder.attempt, resume: Some(position.clone()) }])
-            .await?;
+        self.write(
+            &key,
+            vec![Event::Checkpointed { attempt: self.recorder.attempt(), resume: Some(position.clone()) }],
+        )
+        .await?;
         self.recorder.position_written(Some(position));
         self.recorder.check_soon();
         Ok(())
@@ -61,7 +64,7 @@ impl Runner {
     /// because the task has settled, send nothing.
     pub(super) async fn clear_position(&mut self) -> Result<bool, TaskError> {
         let Some(key) = self.recorder.key() else { return Ok(true) };
-        let cleared = vec![Event::Checkpointed { attempt: self.recorder.attempt, resume: None }];
+        let cleared = vec![Event::Checkpointed { attempt: self.recorder.attempt(), resume: None }];
         let applied = self.write(&key, cleared).await?;
         self.recorder.position_written(None);
         Ok(!applied.task.is_settled())
@@ -81,9 +84,9 @@ impl Runner {
 
     /// Leaves a call that a later process can resume: its upstream is not notified. Other calls remain.
     pub(super) async fn leave_for_later(&mut self) -> RunnerFlow {
-        self.call.outlives_drain = true;
+        self.call.outlive_drain();
         let can_go_on = self.call.resume_token().is_some() || self.family.has_elements() || self.call.is_unsent();
-        let knows_more = self.dialog.questions.has_unstored() || self.dialog.questions.has_unresolved();
+        let knows_more = self.dialog.questions().has_unstored() || self.dialog.questions().has_unresolved();
         if !self.recorder.has_handle() || !can_go_on || !self.is_kept() || knows_more {
             self.recorder.check_soon();
             return RunnerFlow::Continue(());
@@ -113,8 +116,8 @@ impl Runner {
     }
 
     pub(super) async fn answer_waiting(&mut self, fault: GatewayFault) {
-        if self.dialog.clients.is_there() {
-            self.dialog.clients.end(CallEnd::Outcome(Outcome::lost(fault))).await;
+        if self.dialog.clients().is_there() {
+            self.dialog.clients_mut().end(CallEnd::Outcome(Outcome::lost(fault))).await;
         }
     }
 

@@ -16,11 +16,11 @@ use crate::wire::Payload;
 const CLIENTS_MAX: usize = 8;
 
 pub(super) struct Dialog {
-    pub(super) clients: AttachedClients,
-    pub(super) questions: CallQuestions,
-    pub(super) grace_end: Option<Instant>,
+    clients: AttachedClients,
+    questions: CallQuestions,
+    grace_end: Option<Instant>,
     /// The last progress text of the grace period: the first status message of the task.
-    pub(super) grace_status: Option<Arc<str>>,
+    grace_status: Option<Arc<str>>,
 }
 
 impl Dialog {
@@ -32,8 +32,50 @@ impl Dialog {
         Self { clients: AttachedClients::default(), questions, grace_end: None, grace_status: None }
     }
 
+    pub(super) const fn clients(&self) -> &AttachedClients {
+        &self.clients
+    }
+
+    pub(super) const fn clients_mut(&mut self) -> &mut AttachedClients {
+        &mut self.clients
+    }
+
     pub(super) fn detach(&mut self) {
         self.clients = AttachedClients::default();
+    }
+
+    pub(super) const fn questions(&self) -> &CallQuestions {
+        &self.questions
+    }
+
+    pub(super) const fn questions_mut(&mut self) -> &mut CallQuestions {
+        &mut self.questions
+    }
+
+    /// Drops all questions, because the call is sent again.
+    pub(super) fn clear_questions(&mut self) {
+        self.questions = CallQuestions::default();
+    }
+
+    pub(super) const fn grace_end(&self) -> Option<Instant> {
+        self.grace_end
+    }
+
+    pub(super) const fn set_grace_end(&mut self, end: Option<Instant>) {
+        self.grace_end = end;
+    }
+
+    /// Ends the grace period; whether it lasted.
+    pub(super) const fn end_grace(&mut self) -> bool {
+        self.grace_end.take().is_some()
+    }
+
+    pub(super) fn grace_status(&self) -> Option<Arc<str>> {
+        self.grace_status.clone()
+    }
+
+    pub(super) fn set_grace_status(&mut self, status: Option<Arc<str>>) {
+        self.grace_status = status;
     }
 
     /// Sends an event before the response or the handle. A client that does not read delays no grace period.
@@ -123,13 +165,13 @@ const ROUND_WAIT: Duration = Duration::from_millis(100);
 pub(super) struct CallQuestions {
     open: Vec<OpenQuestion>,
     /// Questions that wait for the store before the client sees them, in order.
-    pub(super) unasked: VecDeque<UnaskedQuestion>,
+    unasked: VecDeque<UnaskedQuestion>,
     /// Questions that wait for the store before they are removed from the task.
-    pub(super) withdrawn: Vec<WithdrawnQuestion>,
+    withdrawn: Vec<WithdrawnQuestion>,
     count: u32,
     /// When a waiting client receives the open questions.
-    pub(super) round_due: Option<Instant>,
-    pub(super) rounds: u32,
+    round_due: Option<Instant>,
+    rounds: u32,
     /// Questions of an earlier process: open ones, and answered ones that are being delivered.
     earlier: Vec<Payload>,
     /// Undelivered answers with an unresolved write: the row may mark them as delivered.
@@ -166,6 +208,10 @@ impl CallQuestions {
         !std::mem::replace(&mut self.is_refusal_logged, true)
     }
 
+    pub(super) const fn round_due(&self) -> Option<Instant> {
+        self.round_due
+    }
+
     /// Whether only this runner knows a question or withdrawal: a later process misses it after the stored position.
     pub(super) fn has_unstored(&self) -> bool {
         !(self.unasked.is_empty() && self.withdrawn.is_empty())
@@ -182,6 +228,10 @@ impl CallQuestions {
 
     pub(super) fn gather(&mut self) {
         self.round_due.get_or_insert_with(|| Instant::now() + ROUND_WAIT);
+    }
+
+    pub(super) const fn stop_gathering(&mut self) {
+        self.round_due = None;
     }
 
     /// `repeats`: whether the exchange asks the questions again, as one of an earlier process does.
@@ -219,9 +269,21 @@ impl CallQuestions {
         self.open.extract_if(.., |open| open.due <= now).collect()
     }
 
+    pub(super) fn add_unasked(&mut self, unasked: UnaskedQuestion) {
+        self.unasked.push_back(unasked);
+    }
+
     /// Keeps a question that the store refused, before the others.
     pub(super) fn put_back_unasked(&mut self, unasked: UnaskedQuestion) {
         self.unasked.push_front(unasked);
+    }
+
+    pub(super) fn take_unasked(&mut self) -> Option<UnaskedQuestion> {
+        self.unasked.pop_front()
+    }
+
+    pub(super) fn has_unasked(&self) -> bool {
+        !self.unasked.is_empty()
     }
 
     /// Whether a question is not part of the task yet.
@@ -246,8 +308,20 @@ impl CallQuestions {
         self.open.retain(|open| is_open(&open.ask));
     }
 
+    pub(super) fn add_withdrawn(&mut self, withdrawn: WithdrawnQuestion) {
+        self.withdrawn.push(withdrawn);
+    }
+
+    pub(super) const fn withdrawals(&self) -> usize {
+        self.withdrawn.len()
+    }
+
     pub(super) fn take_withdrawn(&mut self) -> Option<WithdrawnQuestion> {
         (!self.withdrawn.is_empty()).then(|| self.withdrawn.remove(0))
+    }
+
+    pub(super) const fn rounds(&self) -> u32 {
+        self.rounds
     }
 
     pub(super) const fn begin_round(&mut self) -> u32 {

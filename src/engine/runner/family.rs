@@ -272,7 +272,7 @@ impl ElementRows {
             if let Some((spec, call)) = split.release(index) {
                 let open = call.open.iter().map(|question| question.ask.clone()).collect();
                 children.watch(index, task.key.clone(), open);
-                let spec = CallSpec { notice_sink: self.logs_of(&task.key, &split.plan), ..spec };
+                let spec = CallSpec { notice_sink: self.logs_of(&task.key, split.plan()), ..spec };
                 adopted.push(AdoptedElement { spec, task, commands, call, permit });
                 continue;
             }
@@ -286,7 +286,7 @@ impl ElementRows {
 
     /// Begins elements up to the limit of parallel ones.
     fn begin_more(&mut self, plan: &SplitPlan, children: &mut Children) {
-        while self.at_work < plan.parallel
+        while self.at_work < plan.parallel()
             && let Some(key) = self.keys.get(self.next).cloned()
         {
             let permit = self.permits.pop().unwrap_or_else(|| self.engine.admission.take_again(&key.owner));
@@ -303,7 +303,7 @@ impl ElementRows {
     /// A sink for a child's log messages, under its parent's key unless its client sees subtasks.
     fn logs_of(&self, key: &TaskKey, plan: &SplitPlan) -> Option<TaskNoticeSink> {
         let logs = self.logs.clone()?;
-        let named = if plan.template.sees_subtasks { key.clone() } else { self.parent.clone() };
+        let named = if plan.template().sees_subtasks { key.clone() } else { self.parent.clone() };
         Some(Arc::new(move |_, notice| {
             if matches!(notice, TaskNotice::Notification(_)) {
                 logs(&named, notice);

@@ -49,7 +49,7 @@ impl Runner {
                     Some(next) => return next,
                     None => continue,
                 },
-                Ok(None) if self.recorder.permit.is_none() => return self.refuse_unpermitted().await,
+                Ok(None) if !self.recorder.has_permit() => return self.refuse_unpermitted().await,
                 Ok(None) => (),
                 Err(error) => return self.not_stored(error).await,
             }
@@ -76,7 +76,7 @@ impl Runner {
     async fn repeat(&mut self, named: Idempotency, row: StoredTask) -> Option<RunnerFlow> {
         // A damaged row has lost its call's hash, and has failed.
         if row.task.idempotency.is_some_and(|first| first.call != named.call) {
-            self.dialog.clients.end(CallEnd::IdempotencyMismatch).await;
+            self.dialog.clients_mut().end(CallEnd::IdempotencyMismatch).await;
             return Some(RunnerFlow::Break(()));
         }
         // Drops the row, so that a large result is in memory once, in the shared buffer.
@@ -88,7 +88,7 @@ impl Runner {
                 if self.spec.is_held_by_key() {
                     self.wait_for_first(task).await;
                 } else {
-                    self.dialog.clients.hand_over(CallEvent::Created(task)).await;
+                    self.dialog.clients_mut().hand_over(CallEvent::Created(task)).await;
                 }
                 Some(RunnerFlow::Break(()))
             }
@@ -112,8 +112,8 @@ impl Runner {
     /// The client of a held call left: the call continues as a task, and a repetition finds its outcome.
     pub(super) async fn continue_unattended(&mut self) -> RunnerFlow {
         self.dialog.detach();
-        self.dialog.grace_end = None;
-        self.dialog.questions.round_due = None;
+        self.dialog.set_grace_end(None);
+        self.dialog.questions_mut().stop_gathering();
         self.recorder.set_visibility(TaskVisibility::Handle);
         self.recorder.take_repetitions(true);
         tracing::debug!("a call under an idempotency key continues without its client");
@@ -140,7 +140,7 @@ impl Runner {
     fn joins_first_call(&mut self, first: &Task) -> bool {
         let Phase::AwaitingInput(open) = &first.phase else { return false };
         let may_be_asked = |question: &Question| (self.spec.questions)(&question.request) == Askable::Declared;
-        let Some(sender) = self.dialog.clients.first() else { return false };
+        let Some(sender) = self.dialog.clients().first() else { return false };
         if self.spec.rounds == RoundSupport::Unknown || !open.values().all(may_be_asked) {
             return false;
         }
@@ -157,8 +157,8 @@ impl Runner {
     async fn wait_for_first(&mut self, first: Arc<Task>) {
         // The repetition needs no permits, and is not a call at the upstream.
         self.finish_exchanges();
-        self.recorder.permit = None;
-        self.call.in_progress = None;
+        self.recorder.set_permit(None);
+        self.call.set_in_progress(None);
         if let Some(audited) = &self.audited {
             audited.note("repeated");
         }
@@ -168,35 +168,35 @@ impl Runner {
         let (engine, key) = (Arc::clone(&self.engine), first.key.clone());
         if first.is_settled() {
             let end = recorded_outcome(&engine, first).await;
-            return self.dialog.clients.end(end).await;
+            return self.dialog.clients_mut().end(end).await;
         }
         drop(first);
         let unknown = |reason| Outcome::lost(GatewayFault::new(reason, Executed::Unknown));
         let Ok(mut watcher) = engine.watchers().watch(&key) else {
-            return self.dialog.clients.end(CallEnd::Outcome(unknown(Reason::TooManyWaiters))).await;
+            return self.dialog.clients_mut().end(CallEnd::Outcome(unknown(Reason::TooManyWaiters))).await;
         };
-        let grace_end = self.dialog.grace_end.filter(|_| matches!(self.spec.plan, Plan::Grace(_)));
+        let grace_end = self.dialog.grace_end().filter(|_| matches!(self.spec.plan, Plan::Grace(_)));
         loop {
             let task = match engine.load_visible(&key).await {
                 Ok(task) => task,
-                Err(error) => return self.dialog.clients.end(end_without_row(&error)).await,
+                Err(error) => return self.dialog.clients_mut().end(end_without_row(&error)).await,
             };
             if task.is_settled() {
                 let end = recorded_outcome(&engine, task).await;
-                return self.dialog.clients.end(end).await;
+                return self.dialog.clients_mut().end(end).await;
             }
             let is_left = engine.drain_begun.is_cancelled() && !engine.live.has(&key);
             tokio::select! {
                 biased;
-                () = self.dialog.clients.left() => return,
+                () = self.dialog.clients().left() => return,
                 () = engine.calls_end.token().cancelled() => {
-                    return self.dialog.clients.end(CallEnd::Outcome(Outcome::lost(engine.calls_end.fault(Executed::Unknown)))).await;
+                    return self.dialog.clients_mut().end(CallEnd::Outcome(Outcome::lost(engine.calls_end.fault(Executed::Unknown)))).await;
                 }
                 () = std::future::ready(()), if is_left => {
-                    return self.dialog.clients.end(CallEnd::Outcome(unknown(Reason::GatewayRestart))).await;
+                    return self.dialog.clients_mut().end(CallEnd::Outcome(unknown(Reason::GatewayRestart))).await;
                 }
                 () = at(grace_end) => {
-                    self.dialog.clients.hand_over(CallEvent::Created(task)).await;
+                    self.dialog.clients_mut().hand_over(CallEvent::Created(task)).await;
                     return;
                 }
                 () = watcher.changed() => (),
@@ -212,7 +212,7 @@ impl Runner {
         match self.made_chosen(&key, chosen).await {
             Ok(Some(next)) => next,
             Ok(None) => {
-                self.dialog.clients.end(CallEnd::IdempotencyMismatch).await;
+                self.dialog.clients_mut().end(CallEnd::IdempotencyMismatch).await;
                 RunnerFlow::Break(())
             }
             Err(error) => self.not_stored(error).await,
@@ -231,7 +231,7 @@ impl Runner {
                     return Ok(None);
                 }
             }
-            if self.recorder.permit.is_none() {
+            if !self.recorder.has_permit() {
                 return Ok(Some(self.refuse_unpermitted().await));
             }
             if let Err(full) = self.enter_queue() {

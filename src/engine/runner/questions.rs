@@ -27,13 +27,13 @@ impl Runner {
         method: Arc<str>,
         params: Option<Payload>,
     ) -> RunnerFlow {
-        if self.dialog.questions.take_replay(&ask) {
+        if self.dialog.questions_mut().take_replay(&ask) {
             return RunnerFlow::Continue(());
         }
         let request = match plain::decode_question(&method, params.as_ref()) {
             Ok(request) => request,
             Err(refused) => {
-                if self.dialog.questions.is_first_refusal() {
+                if self.dialog.questions_mut().is_first_refusal() {
                     tracing::warn!(upstream = %self.spec.upstream.name(), %method, "the client cannot receive a question; it and others of the call are refused");
                 }
                 self.refuse_question(&ask, refused).await;
@@ -69,14 +69,14 @@ impl Runner {
     }
 
     pub(super) fn is_waited_for(&self) -> bool {
-        !self.recorder.has_handle() && self.dialog.clients.is_there()
+        !self.recorder.has_handle() && self.dialog.clients().is_there()
     }
 
     /// Ends a call that cannot continue without a capability: its client learns which one (MOD-10).
     pub(super) async fn needs(&mut self, capability: Payload) -> RunnerFlow {
         self.cancel_exchanges("the client cannot be asked").await;
         // Before the slower writes to the store.
-        self.dialog.clients.end(CallEnd::NeedsCapability(capability)).await;
+        self.dialog.clients_mut().end(CallEnd::NeedsCapability(capability)).await;
         self.settle_cancelled().await;
         self.mark_notified().await;
         RunnerFlow::Break(())
@@ -88,15 +88,15 @@ impl Runner {
         method: &Arc<str>,
         request: Payload,
     ) -> Result<RunnerFlow, QuestionError> {
-        if self.dialog.questions.is_full() {
+        if self.dialog.questions().is_full() {
             self.count_question("flood");
             return Err(QuestionError(QuestionRefusal::TooMany));
         }
         failpoint::hit("question-heard");
         let question = Question { ask: ask.detached(), request };
         let unasked = UnaskedQuestion { question, method: Arc::clone(method) };
-        if !self.dialog.questions.unasked.is_empty() {
-            self.dialog.questions.unasked.push_back(unasked);
+        if self.dialog.questions().has_unasked() {
+            self.dialog.questions_mut().add_unasked(unasked);
             return Ok(RunnerFlow::Continue(()));
         }
         self.store_question(unasked).await
@@ -105,7 +105,7 @@ impl Runner {
     /// Adds a question to the task, once the store succeeds.
     async fn store_question(&mut self, unasked: UnaskedQuestion) -> Result<RunnerFlow, QuestionError> {
         let Some(key) = self.recorder.key() else { return self.add_first_question(unasked).await };
-        let event = Event::QuestionReceived { attempt: self.recorder.attempt, question: unasked.question.clone() };
+        let event = Event::QuestionReceived { attempt: self.recorder.attempt(), question: unasked.question.clone() };
         match self.apply(&key, event).await {
             Ok(applied) if applied.changed => {
                 self.question_added(unasked);
@@ -113,7 +113,7 @@ impl Runner {
             }
             Ok(_) => Err(QuestionError(QuestionRefusal::Unanswered)),
             Err(error) if error.is_passing() => {
-                self.dialog.questions.put_back_unasked(unasked);
+                self.dialog.questions_mut().put_back_unasked(unasked);
                 Ok(self.wait_for_store(UnstoredStep::Questions, &error))
             }
             // The task's new holder receives the question, too.
@@ -129,17 +129,17 @@ impl Runner {
         self.count_question("put");
         let due = Instant::now() + self.spec.policy.input_deadline;
         // Detached, so that the row and this list share no buffer.
-        self.dialog.questions.add_open(question.ask.detached(), method, due);
+        self.dialog.questions_mut().add_open(question.ask.detached(), method, due);
         if self.is_waited_for() {
             // A question within the grace period precedes the handle.
-            self.dialog.grace_end = None;
-            self.dialog.questions.gather();
+            self.dialog.set_grace_end(None);
+            self.dialog.questions_mut().gather();
         }
     }
 
     /// Adds the questions that waited for the store, unless the task has them already.
     pub(super) async fn add_unstored_questions(&mut self, certain: Option<&Task>) -> RunnerFlow {
-        while let Some(unasked) = self.dialog.questions.unasked.pop_front() {
+        while let Some(unasked) = self.dialog.questions_mut().take_unasked() {
             let (ask, method) = (unasked.question.ask.clone(), Arc::clone(&unasked.method));
             if certain.is_some_and(|task| is_open(task, &ask)) {
                 self.question_added(unasked);
@@ -161,15 +161,15 @@ impl Runner {
     /// Inserts the row for the first question: visible if the call may have a handle, else hidden.
     async fn add_first_question(&mut self, unasked: UnaskedQuestion) -> Result<RunnerFlow, QuestionError> {
         let question = unasked.question.clone();
-        if let Some(grace_end) = self.dialog.grace_end.filter(|_| !self.asks_first()) {
-            self.dialog.grace_end = None;
+        if let Some(grace_end) = self.dialog.grace_end().filter(|_| !self.asks_first()) {
+            self.dialog.set_grace_end(None);
             return match self.promote(Some(question)).await {
                 Ok(next) => {
                     self.question_added(unasked);
                     Ok(next)
                 }
                 Err(fault) if is_passing(&fault) => {
-                    self.dialog.grace_end = Some(grace_end);
+                    self.dialog.set_grace_end(Some(grace_end));
                     Ok(self.postpone_question(unasked))
                 }
                 Err(fault) => {
@@ -181,10 +181,10 @@ impl Runner {
         if self.spec.rounds == RoundSupport::Unknown {
             return Err(QuestionError(QuestionRefusal::Unanswered));
         }
-        if self.recorder.permit.is_none() {
-            self.recorder.permit = self.engine.take_permit_of_running(&self.spec.owner).ok();
+        if !self.recorder.has_permit() {
+            self.recorder.set_permit(self.engine.take_permit_of_running(&self.spec.owner).ok());
         }
-        if self.recorder.permit.is_none() {
+        if !self.recorder.has_permit() {
             tracing::warn!(upstream = %self.spec.upstream.name(), "no permit for a held call; its question was refused");
             return Err(QuestionError(QuestionRefusal::Unanswered));
         }
@@ -199,21 +199,21 @@ impl Runner {
     }
 
     fn postpone_question(&mut self, unasked: UnaskedQuestion) -> RunnerFlow {
-        self.dialog.questions.put_back_unasked(unasked);
+        self.dialog.questions_mut().put_back_unasked(unasked);
         self.recorder.postpone(UnstoredStep::Questions);
         RunnerFlow::Continue(())
     }
 
     pub(super) async fn withdrawal_received(&mut self, ask: Payload) -> RunnerFlow {
-        self.dialog.questions.take_replay(&ask);
-        let was_unasked = self.dialog.questions.is_unasked(&ask);
-        if !self.dialog.questions.close(&ask) {
+        self.dialog.questions_mut().take_replay(&ask);
+        let was_unasked = self.dialog.questions().is_unasked(&ask);
+        if !self.dialog.questions_mut().close(&ask) {
             return RunnerFlow::Continue(());
         }
         let withdrawn = WithdrawnQuestion { ask, refused: None };
         if was_unasked {
             // The next try shows whether the row has it.
-            self.dialog.questions.withdrawn.push(withdrawn);
+            self.dialog.questions_mut().add_withdrawn(withdrawn);
             self.recorder.postpone(UnstoredStep::Withdrawals);
             return RunnerFlow::Continue(());
         }
@@ -229,7 +229,7 @@ impl Runner {
         let is_withdrawn = match is_off {
             Some(is_withdrawn) => Ok(is_withdrawn),
             None => {
-                let event = Event::Withdrawn { attempt: self.recorder.attempt, ask: ask.clone() };
+                let event = Event::Withdrawn { attempt: self.recorder.attempt(), ask: ask.clone() };
                 self.apply(&key, event).await.map(|applied| applied.changed)
             }
         };
@@ -237,7 +237,7 @@ impl Runner {
             Ok(true) => (),
             Ok(false) => return RunnerFlow::Continue(()),
             Err(error) if error.is_passing() => {
-                self.dialog.questions.withdrawn.push(withdrawn);
+                self.dialog.questions_mut().add_withdrawn(withdrawn);
                 return self.wait_for_store(UnstoredStep::Withdrawals, &error);
             }
             Err(TaskError::Store(StoreError::Fenced)) => return RunnerFlow::Break(()),
@@ -257,8 +257,8 @@ impl Runner {
 
     pub(super) async fn withdraw_again(&mut self, certain: Option<&Task>) -> RunnerFlow {
         // One at a time: the call's position is not stored while others still wait.
-        for _ in 0..self.dialog.questions.withdrawn.len() {
-            let Some(withdrawn) = self.dialog.questions.take_withdrawn() else { break };
+        for _ in 0..self.dialog.questions().withdrawals() {
+            let Some(withdrawn) = self.dialog.questions_mut().take_withdrawn() else { break };
             self.withdraw(withdrawn, certain).await?;
         }
         RunnerFlow::Continue(())
@@ -266,7 +266,7 @@ impl Runner {
 
     /// Expires unanswered questions: the upstream receives a refusal, and the call continues.
     pub(super) async fn expire_inputs(&mut self) -> RunnerFlow {
-        for open in self.dialog.questions.take_overdue() {
+        for open in self.dialog.questions_mut().take_overdue() {
             self.refuse_open(open).await?;
         }
         RunnerFlow::Continue(())

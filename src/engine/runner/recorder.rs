@@ -25,14 +25,14 @@ const RARELY: Duration = Duration::from_secs(32);
 
 pub(super) struct Recorder {
     row: Option<RunnerRow>,
-    pub(super) permit: Option<TaskPermit>,
-    pub(super) attempt: Attempt,
+    permit: Option<TaskPermit>,
+    attempt: Attempt,
     checkpoint: Checkpoint,
     unstored: Option<Box<UnstoredSteps>>,
     /// Set while the upstream has not yet confirmed a resumed or resent call.
     unconfirmed: Option<UnconfirmedCall>,
     /// Whether another replica holds the task: see `Runner::write`.
-    pub(super) is_fenced: bool,
+    is_fenced: bool,
     bug_recipient: SharedBugRecipient,
 }
 
@@ -155,6 +155,26 @@ impl Recorder {
             row.progress = text.or_else(|| row.progress.take());
             row.progress_due = None;
         }
+    }
+
+    pub(super) const fn has_permit(&self) -> bool {
+        self.permit.is_some()
+    }
+
+    pub(super) const fn permit_mut(&mut self) -> Option<&mut TaskPermit> {
+        self.permit.as_mut()
+    }
+
+    pub(super) fn set_permit(&mut self, permit: Option<TaskPermit>) {
+        self.permit = permit;
+    }
+
+    pub(super) const fn attempt(&self) -> Attempt {
+        self.attempt
+    }
+
+    pub(super) const fn is_fenced(&self) -> bool {
+        self.is_fenced
     }
 
     /// Records that another replica holds the task; whether that is new.

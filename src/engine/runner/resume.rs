@@ -50,7 +50,7 @@ pub(in crate::engine) fn start(
             (UpstreamCall::queued(ExchangeStage::again(&spec)), Family::default())
         }
     };
-    call.in_progress = in_progress;
+    call.set_in_progress(in_progress);
     let (bug_recipient, span) = row_context(&task);
     let call = AdoptedCall { call, family, permit: Some(permit) };
     let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, call, Arc::clone(&bug_recipient));
@@ -78,7 +78,7 @@ pub(super) fn adopt(
     mut adopted: AdoptedCall,
 ) {
     let (bug_recipient, span) = row_context(&task);
-    adopted.call.in_progress = spec.call_begins();
+    adopted.call.set_in_progress(spec.call_begins());
     let runner = Runner::of_row(Arc::clone(engine), spec, &task, commands, adopted, Arc::clone(&bug_recipient));
     spawn(engine, span, bug_recipient, Box::new(runner).run_loop());
 }
@@ -137,8 +137,8 @@ impl Runner {
     async fn resume(&mut self, task: &Task, token: ResumeToken) -> RunnerFlow {
         self.recorder.will_resume();
         // If the event no longer applies, a command with the reason is queued.
-        if let Err(error) = self.write(&task.key, vec![Event::TakenUp { attempt: self.recorder.attempt }]).await {
-            if self.recorder.is_fenced {
+        if let Err(error) = self.write(&task.key, vec![Event::TakenUp { attempt: self.recorder.attempt() }]).await {
+            if self.recorder.is_fenced() {
                 return RunnerFlow::Break(());
             }
             tracing::warn!(error = %CauseChain(&error), "a call's resumption was not stored");
@@ -165,7 +165,7 @@ impl Runner {
     /// Handles an exchange that cannot be resumed: resends the call if allowed, else its outcome is unknown.
     pub(super) async fn resume_failed(&mut self) -> RunnerFlow {
         let may_rerun = self.spec.policy.after_crash.may_rerun(self.spec.is_repeatable);
-        if may_rerun && self.recorder.attempt < ATTEMPTS_MAX && self.spec.request.params.is_some() {
+        if may_rerun && self.recorder.attempt() < ATTEMPTS_MAX && self.spec.request.params.is_some() {
             self.family.finish();
             self.call.requeue(ExchangeStage::again(&self.spec));
             self.recorder.will_resend(true);
@@ -178,7 +178,7 @@ impl Runner {
     pub(super) async fn record_alive(&mut self) {
         if self.recorder.confirm()
             && let Some(key) = self.recorder.key()
-            && let Err(error) = self.write(&key, vec![Event::Alive { attempt: self.recorder.attempt }]).await
+            && let Err(error) = self.write(&key, vec![Event::Alive { attempt: self.recorder.attempt() }]).await
         {
             tracing::warn!(error = %CauseChain(&error), "an upstream's sign of a resumed call was not stored");
         }

@@ -17,13 +17,13 @@ const ROUNDS_MAX: u32 = 8;
 impl Runner {
     /// Sends the open questions as the response to the waiting client, which detaches it.
     pub(super) async fn ask_client(&mut self) -> RunnerFlow {
-        self.dialog.questions.round_due = None;
+        self.dialog.questions_mut().stop_gathering();
         let Some(key) = self.recorder.key().filter(|_| self.is_waited_for()) else { return RunnerFlow::Continue(()) };
-        if !self.dialog.questions.has_open() {
+        if !self.dialog.questions().has_open() {
             self.begin_grace();
             return RunnerFlow::Continue(());
         }
-        if self.dialog.questions.rounds >= ROUNDS_MAX {
+        if self.dialog.questions().rounds() >= ROUNDS_MAX {
             tracing::warn!(upstream = %self.spec.upstream.name(), "too many rounds of questions; the rest is refused");
             return self.refuse_all_open().await;
         }
@@ -37,9 +37,9 @@ impl Runner {
                 return self.refuse_all_open().await;
             }
         };
-        self.dialog.grace_status = None;
-        let asks = CallEvent::InputRequired { task, round: self.dialog.questions.begin_round() };
-        if !self.dialog.clients.hand_over(asks).await {
+        self.dialog.set_grace_status(None);
+        let asks = CallEvent::InputRequired { task, round: self.dialog.questions_mut().begin_round() };
+        if !self.dialog.clients_mut().hand_over(asks).await {
             return self.client_left().await;
         }
         if self.spec.is_held_by_key() {
@@ -49,7 +49,7 @@ impl Runner {
     }
 
     async fn refuse_all_open(&mut self) -> RunnerFlow {
-        for open in self.dialog.questions.take_open() {
+        for open in self.dialog.questions_mut().take_open() {
             self.refuse_open(open).await?;
         }
         self.begin_grace();
@@ -59,7 +59,7 @@ impl Runner {
     /// Resumes the call for a client that returned. Its answers are stored first; then it waits as before.
     pub(super) async fn retried(&mut self, sender: CallStreamSender, retry: RoundRetry) -> RunnerFlow {
         let Some(key) = self.recorder.key() else { return RunnerFlow::Continue(()) };
-        self.dialog.clients.attach(sender);
+        self.dialog.clients_mut().attach(sender);
         self.recorder.take_repetitions(false);
         self.spec.questions = retry.questions;
         let task = match self.write(&key, vec![Event::Answered { answers: retry.answers }]).await {
@@ -75,7 +75,7 @@ impl Runner {
                         CallEnd::Outcome(Outcome::lost(GatewayFault::new(error.reason(), Executed::Unknown)))
                     }
                 };
-                self.dialog.clients.end(end).await;
+                self.dialog.clients_mut().end(end).await;
                 self.recorder.take_repetitions(self.spec.is_held_by_key());
                 return RunnerFlow::Continue(());
             }
@@ -89,8 +89,8 @@ impl Runner {
             return self.show_handle(retry.plan, task).await;
         }
         self.spec.plan = retry.plan;
-        self.dialog.questions.retain_open(|ask| is_open(&task, ask));
-        if !self.dialog.questions.has_open() {
+        self.dialog.questions_mut().retain_open(|ask| is_open(&task, ask));
+        if !self.dialog.questions().has_open() {
             self.begin_grace();
             return RunnerFlow::Continue(());
         }
@@ -100,9 +100,9 @@ impl Runner {
     async fn show_handle(&mut self, plan: Plan, task: std::sync::Arc<Task>) -> RunnerFlow {
         match plan {
             Plan::Grace(_) | Plan::Task => {
-                self.dialog.clients.hand_over(CallEvent::Created(task)).await;
+                self.dialog.clients_mut().hand_over(CallEvent::Created(task)).await;
             }
-            Plan::Direct | Plan::Refuse => self.dialog.clients.end(CallEnd::CallLost).await,
+            Plan::Direct | Plan::Refuse => self.dialog.clients_mut().end(CallEnd::CallLost).await,
         }
         RunnerFlow::Continue(())
     }
@@ -114,6 +114,6 @@ impl Runner {
             Plan::Grace(_) | Plan::Task => self.asks_first() && self.is_waited_for(),
             Plan::Direct | Plan::Refuse => false,
         };
-        self.dialog.grace_end = may_become.then(|| Instant::now() + self.spec.policy.grace);
+        self.dialog.set_grace_end(may_become.then(|| Instant::now() + self.spec.policy.grace));
     }
 }

@@ -4,7 +4,6 @@ use std::io;
 use std::sync::Arc;
 
 use super::call_state::UpstreamCall;
-use super::dialog::CallQuestions;
 use super::family::AdoptedElement;
 use super::recorder::UnstoredStep;
 use super::resume::{AdoptedCall, adopt, begin_child};
@@ -36,7 +35,7 @@ impl Runner {
 
     pub(super) async fn hand_out(&mut self, task: Arc<Task>) -> RunnerFlow {
         // A client that knows the call's name can find the task (T-27).
-        if !self.dialog.clients.hand_over(CallEvent::Created(task)).await && !self.spec.is_named() {
+        if !self.dialog.clients_mut().hand_over(CallEvent::Created(task)).await && !self.spec.is_named() {
             return Box::pin(self.drop_orphan()).await;
         }
         self.becomes_task();
@@ -44,7 +43,7 @@ impl Runner {
             self.engine.metrics.grace_ended(self.spec.upstream.name(), GraceEnd::Over);
         }
         tracing::debug!(principal = %LoggedPrincipal(&self.spec.owner), "a call became a task");
-        self.dialog.grace_status = None;
+        self.dialog.set_grace_status(None);
         if self.family.has_waiting() {
             Box::pin(self.mirror_subtasks()).await;
         }
@@ -83,9 +82,9 @@ impl Runner {
         let now = self.engine.clock.now();
         let position = self.new_position();
         let mut task = Task {
-            attempt: self.recorder.attempt,
+            attempt: self.recorder.attempt(),
             phase: if self.call.is_queued() { Phase::Queued } else { Phase::Working },
-            status_message: self.dialog.grace_status.clone(),
+            status_message: self.dialog.grace_status(),
             recovery: Recovery {
                 call: self.stored_call(),
                 resume: position.clone(),
@@ -97,12 +96,12 @@ impl Runner {
             ..self.spec.new_task(key.clone(), visibility, now)
         };
         if let Some(question) = first {
-            task = transition(task, Event::QuestionReceived { attempt: self.recorder.attempt, question }, now).0;
+            task = transition(task, Event::QuestionReceived { attempt: self.recorder.attempt(), question }, now).0;
         }
         // Commands may arrive as soon as the row exists. Of two calls under one id, the second stops here.
         let commands = self.engine.live.claim(&key).ok_or(StoreError::Exists)?;
         failpoint::hit("admitted");
-        if let Some(permit) = &mut self.recorder.permit {
+        if let Some(permit) = self.recorder.permit_mut() {
             permit.begin_storing();
         }
         let task = match self.store_tree(Box::new(task), now).await {
@@ -226,7 +225,7 @@ impl Runner {
     }
 
     pub(super) async fn end(&mut self, outcome: Outcome) -> RunnerFlow {
-        if self.recorder.is_fenced {
+        if self.recorder.is_fenced() {
             return RunnerFlow::Break(());
         }
         let outcome = self.of_all_attempts(outcome);
@@ -242,17 +241,17 @@ impl Runner {
                 Err(_) => tracing::warn!("a call that should get a handle got none"),
             }
         }
-        if self.dialog.grace_end.take().is_some() && matches!(self.spec.plan, Plan::Grace(_)) {
+        if self.dialog.end_grace() && matches!(self.spec.plan, Plan::Grace(_)) {
             self.engine.metrics.grace_ended(self.spec.upstream.name(), GraceEnd::Answered);
         }
-        let awaited = self.dialog.clients.is_there().then(|| outcome.clone());
+        let awaited = self.dialog.clients().is_there().then(|| outcome.clone());
         let agrees_with_row = match self.recorder.key() {
             Some(key) => Box::pin(self.settle(&key, outcome)).await,
             None => true,
         };
         // Repetitions get the row's outcome, so this client gets it, too, when the runner ends (GW-46).
         if let Some(outcome) = awaited.filter(|_| agrees_with_row || self.spec.idempotency.is_none()) {
-            self.dialog.clients.end(CallEnd::Outcome(outcome)).await;
+            self.dialog.clients_mut().end(CallEnd::Outcome(outcome)).await;
         }
         RunnerFlow::Break(())
     }
@@ -261,7 +260,7 @@ impl Runner {
     fn of_all_attempts(&self, outcome: Outcome) -> Outcome {
         match outcome {
             Outcome::Faulted(Failure::Gateway(fault))
-                if (self.recorder.attempt > Attempt::FIRST || self.call.repeats() > 0)
+                if (self.recorder.attempt() > Attempt::FIRST || self.call.repeats() > 0)
                     && fault.executed == Executed::No =>
             {
                 Outcome::lost(GatewayFault { executed: Executed::Unknown, ..fault })
@@ -275,10 +274,10 @@ impl Runner {
         failpoint::hit("outcome-heard");
         // Stores the last status message even if it arrived too early to be stored separately.
         if let Some(message) = self.recorder.take_progress() {
-            let said = Event::Progressed { attempt: self.recorder.attempt, message };
+            let said = Event::Progressed { attempt: self.recorder.attempt(), message };
             let _ = Box::pin(self.write(key, vec![said])).await;
         }
-        let attempt = self.recorder.attempt;
+        let attempt = self.recorder.attempt();
         let is_cancelled = outcome == Outcome::Cancelled;
         // Until the copy is stored it is memory of a response as well.
         let copy_bytes = if outcome.is_exact() { 0 } else { outcome.bytes() };
@@ -311,17 +310,17 @@ impl Runner {
         let Some(key) = self.recorder.key() else { return };
         self.engine.live.remove(&key);
         while let Some(sender) = self.recorder.late_client() {
-            self.dialog.clients.attach(sender);
+            self.dialog.clients_mut().attach(sender);
         }
-        if self.dialog.clients.is_there() {
+        if self.dialog.clients().is_there() {
             let end = match self.engine.load_any(&key).await {
-                Ok(task) if self.recorder.is_fenced && !task.is_settled() => {
+                Ok(task) if self.recorder.is_fenced() && !task.is_settled() => {
                     CallEnd::Outcome(Outcome::lost(GatewayFault::new(self.engine.why_lost(), Executed::Unknown)))
                 }
                 Ok(task) => outcome_for_client(&self.engine, task).await,
                 Err(error) => end_without_row(&error),
             };
-            self.dialog.clients.end(end).await;
+            self.dialog.clients_mut().end(end).await;
         }
     }
 }
@@ -338,7 +337,7 @@ impl Runner {
             Ok(true) => {
                 self.call_sent();
                 if let Some(attempt) = self.recorder.record_sending() {
-                    self.dialog.questions = CallQuestions::default();
+                    self.dialog.clear_questions();
                     tracing::warn!(attempt = attempt.0, "a call is sent again");
                 }
                 failpoint::hit("intent-durable");
@@ -397,7 +396,7 @@ impl Runner {
     /// Starts runners for the elements in progress, once their parent has a handle.
     pub(super) fn adopt_elements(&mut self) {
         let Some(split) = self.call.elements_mut() else { return };
-        for adopted in self.family.adopt_elements(&self.engine, split, self.recorder.permit.as_mut()) {
+        for adopted in self.family.adopt_elements(&self.engine, split, self.recorder.permit_mut()) {
             let AdoptedElement { spec, task, commands, call, permit } = adopted;
             let call = match call.sent_at {
                 Some(at) => UpstreamCall::sent(call.exchange, at, spec.policy.deadline),

@@ -74,7 +74,7 @@ impl Runner {
 
     /// Returns `next`, unless the runner was fenced in this step: then it stops.
     pub(super) const fn unless_fenced(&self, next: RunnerFlow) -> RunnerFlow {
-        if self.recorder.is_fenced { RunnerFlow::Break(()) } else { next }
+        if self.recorder.is_fenced() { RunnerFlow::Break(()) } else { next }
     }
 }
 

@@ -64,7 +64,7 @@ impl Runner {
         if !self.family.has_waiting() || !self.recorder.has_handle() {
             return;
         }
-        if self.dialog.questions.has_unstored() {
+        if self.dialog.questions().has_unstored() {
             // The parent's row lists them together with the exchange's position, which has to wait for the question.
             self.recorder.postpone(UnstoredStep::Subtasks);
             return;
@@ -165,7 +165,7 @@ impl Runner {
                 self.family.add_unresolved(task.key.id);
             } else {
                 // Invisible without its parent: a later process or its `ttl` removes it. Other replicas' rows stay.
-                if !self.recorder.is_fenced {
+                if !self.recorder.is_fenced() {
                     let _ = self.engine.store.remove(&task.key).await;
                 }
             }

@@ -33,7 +33,7 @@ use crate::wire::{Object, Payload, method};
 const ELEMENTS: &str = "elements";
 
 pub(in crate::engine::runner) struct SplitExchange {
-    pub(in crate::engine::runner) plan: SplitPlan,
+    plan: SplitPlan,
     next: usize,
     running: Vec<RunningElement>,
     /// By element; `None` for elements that have not ended.
@@ -56,14 +56,18 @@ pub(in crate::engine::runner) struct RunningElement {
 
 impl SplitExchange {
     pub(super) fn new(plan: SplitPlan) -> Self {
-        let outcomes = (0..plan.total).map(|_| None).collect();
+        let outcomes = (0..plan.total()).map(|_| None).collect();
         let (running, events) = (Vec::new(), VecDeque::new());
         Self { plan, next: 0, running, outcomes, ended: 0, bytes: 0, events, message: None, combining: None }
     }
 
+    pub(in crate::engine::runner) const fn plan(&self) -> &SplitPlan {
+        &self.plan
+    }
+
     /// Fails with `QueueFull` unless an element could queue now.
     pub(super) fn enter_queue(&self, owner: &Principal) -> Result<(), GatewayFault> {
-        self.plan.template.permits.as_ref().map_or(Ok(()), |permits| permits.enter(owner).map(drop))
+        self.plan.template().permits.as_ref().map_or(Ok(()), |permits| permits.enter(owner).map(drop))
     }
 
     /// The next event; pends while only elements with rows run. `begins`: whether elements begin here. Cancel safe.
@@ -76,12 +80,12 @@ impl SplitExchange {
             if let Some(event) = self.events.pop_front() {
                 return event;
             }
-            if self.bytes > self.plan.template.context.result_bytes_max {
+            if self.bytes > self.plan.template().context.result_bytes_max {
                 self.cancel("the results of the call are too large together").await;
                 let fault = GatewayFault::new(Reason::ResultTooLarge, Executed::Yes);
                 return ExchangeEvent::Lost(ExchangeError(fault));
             }
-            if self.ended == self.plan.total {
+            if self.ended == self.plan.total() {
                 return self.combined().await;
             }
             if begins {
@@ -99,7 +103,7 @@ impl SplitExchange {
     }
 
     fn begin_more(&mut self) {
-        while self.running.len() < self.plan.parallel && self.next < self.plan.total {
+        while self.running.len() < self.plan.parallel() && self.next < self.plan.total() {
             // It waits for its permit as long as the split call may run.
             let exchange = ExchangeStage::new(&self.plan.element(self.next), None);
             self.running.push(RunningElement { index: self.next, exchange, sent_at: None, open: Vec::new() });
@@ -134,7 +138,7 @@ impl SplitExchange {
                 self.events.push_back(ExchangeEvent::Withdrawn { ask: question_of(index, &ask) });
             }
             ExchangeEvent::Returned(result) => {
-                let outcome = outcome_of(result, self.plan.template.context.share.as_ref());
+                let outcome = outcome_of(result, self.plan.template().context.share.as_ref());
                 self.element_ended(at, outcome);
             }
             ExchangeEvent::Faulted(error) => self.element_ended(at, Outcome::Faulted(Failure::Upstream(error))),
@@ -161,8 +165,8 @@ impl SplitExchange {
         self.bytes += outcome.bytes();
         *outcome_of = Some(outcome);
         self.ended += 1;
-        if self.ended < self.plan.total && self.plan.template.context.progress {
-            let (progress, total) = (Payload::of(&self.ended), Some(Payload::of(&self.plan.total)));
+        if self.ended < self.plan.total() && self.plan.template().context.progress {
+            let (progress, total) = (Payload::of(&self.ended), Some(Payload::of(&self.plan.total())));
             let message = self.status();
             self.events.push_back(ExchangeEvent::Progress(Progress { progress, total, message }));
         }
@@ -171,7 +175,7 @@ impl SplitExchange {
     /// The number of ended elements, and the newest message of an element; `None` without a message.
     fn status(&self) -> Option<Arc<str>> {
         let message = self.message.as_ref()?;
-        status_text(&format!("{}/{}: {message}", self.ended, self.plan.total))
+        status_text(&format!("{}/{}: {message}", self.ended, self.plan.total()))
     }
 
     /// Records a new message of an element. It is not progress of the split call: no number grew.
@@ -185,8 +189,8 @@ impl SplitExchange {
         let combining = match &mut self.combining {
             Some(combining) => combining,
             combining @ None => {
-                let share = self.plan.template.context.share.clone();
-                combining.insert(Box::pin(combine(share, Arc::clone(&self.plan.argument), self.outcomes.clone())))
+                let share = self.plan.template().context.share.clone();
+                combining.insert(Box::pin(combine(share, Arc::clone(self.plan.argument()), self.outcomes.clone())))
             }
         };
         let event = combining.await;
@@ -217,7 +221,7 @@ impl SplitExchange {
 
     pub(super) fn finish(&mut self) {
         self.running.clear();
-        self.next = self.plan.total;
+        self.next = self.plan.total();
     }
 
     /// The rows of the elements as they are now, as children of a task. `is_kept`: whether a later process may resume them.
@@ -228,7 +232,7 @@ impl SplitExchange {
         now: Timestamp,
         is_kept: bool,
     ) -> Vec<Task> {
-        (0..self.plan.total).map(|index| self.task(index, parent, new_key(), now, is_kept)).collect()
+        (0..self.plan.total()).map(|index| self.task(index, parent, new_key(), now, is_kept)).collect()
     }
 
     fn task(&self, index: usize, parent: &TaskKey, key: TaskKey, now: Timestamp, is_kept: bool) -> Task {
@@ -320,12 +324,12 @@ fn cancelled() -> SplitResult {
 
 #[derive(Debug)]
 pub(in crate::engine::runner) struct SplitPlan {
-    pub(in crate::engine::runner) template: CallSpec,
+    template: CallSpec,
     /// `None` for a call of an earlier process; its elements have rows.
     call: Option<SplitCall>,
     argument: Arc<str>,
-    pub(in crate::engine::runner) total: usize,
-    pub(in crate::engine::runner) parallel: usize,
+    total: usize,
+    parallel: usize,
 }
 
 pub(in crate::engine::runner) fn split(spec: &mut CallSpec) -> Option<SplitPlan> {
@@ -355,10 +359,26 @@ fn element_of(spec: &mut CallSpec) -> CallSpec {
 }
 
 impl SplitPlan {
+    pub(in crate::engine::runner) const fn total(&self) -> usize {
+        self.total
+    }
+
     /// The spec of one element's call. Without params if only its row has them.
     pub(in crate::engine::runner) fn element(&self, index: usize) -> CallSpec {
         let params = self.call.as_ref().and_then(|call| call.params_of(index));
         CallSpec { request: UpstreamRequest { params, ..self.template.request.clone() }, ..self.template.clone() }
+    }
+
+    pub(in crate::engine::runner) const fn template(&self) -> &CallSpec {
+        &self.template
+    }
+
+    pub(in crate::engine::runner) const fn parallel(&self) -> usize {
+        self.parallel
+    }
+
+    pub(in crate::engine::runner) const fn argument(&self) -> &Arc<str> {
+        &self.argument
     }
 }
 

@@ -99,7 +99,7 @@ const LINES_MAX: usize = 700;
 const RIDDLES_PER_THOUSAND: usize = 1;
 
 /// Lines of `src` without blanks and tests. Lower a bound when the count allows.
-const CODE_LINES_MAX: usize = 88_300;
+const CODE_LINES_MAX: usize = 88_350;
 const COMMENT_LINES_MAX: usize = 8_965;
 const FILES_MAX: usize = 470;
 
@@ -509,6 +509,23 @@ fn no_function_takes_a_tuple_apart() {
         }
     }
     assert!(seen >= 5_000, "only {seen} parameters were seen");
+}
+
+/// Each part of the runner alone changes its fields: what it promises about them can be read in its own files.
+#[test]
+fn the_parts_of_the_runner_keep_their_fields() {
+    let sources = sources();
+    let parts = [("dialog", "Dialog"), ("recorder", "Recorder"), ("family", "Family"), ("call_state", "UpstreamCall")];
+    for (file, part) in parts {
+        let path = format!("src/engine/runner/{file}.rs");
+        let code = sources.iter().find(|source| source.path == path).expect("the part's file").code();
+        let (_, declared) = code.split_once(&format!("struct {part} {{\n")).expect("the part's declaration");
+        let fields: Vec<&str> =
+            declared.lines().take_while(|line| *line != "}").filter(|line| line.contains(": ")).collect();
+        assert!(fields.len() >= 4, "{part}: only {} fields were seen", fields.len());
+        let open = fields.iter().find(|field| field.trim_start().starts_with("pub"));
+        assert_eq!(open, None, "{path}: {part}");
+    }
 }
 
 /// The parameters of a function, and its name.

@@ -12,6 +12,7 @@ use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
 const TASK_ID_BYTES_MAX: usize = 1024;
+/// Longest accepted key of a question, in bytes.
 const KEY_BYTES_MAX: usize = 1024;
 
 #[derive(Clone, Debug)]

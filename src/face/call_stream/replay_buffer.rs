@@ -324,6 +324,7 @@ pub(in crate::face) struct ReplayBuffers {
 
 #[derive(Debug, Default)]
 struct ReplayIndex {
+    /// Streams in the order in which they began.
     by_session: HashMap<u128, VecDeque<ReplayEntry>>,
     /// Finished streams in the order of their responses.
     answered: VecDeque<(Instant, u128, u128)>,

@@ -9,6 +9,7 @@ use crate::wire::meta::TASKS_EXTENSION;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, method, one_line};
 
+/// The limit of one server's instructions; the rest is cut off.
 const INSTRUCTIONS_BYTES_MAX: usize = 16 << 10;
 
 /// The members of a handshake result that endpoints merge. The default describes a server without a handshake.
@@ -57,6 +58,7 @@ pub(super) fn described(servers: &[(Arc<str>, Arc<ServerDescription>)]) -> Sessi
     }
 }
 
+/// Capabilities of all servers that the endpoint routes.
 fn advertised<'a>(capabilities: impl Iterator<Item = &'a Payload>) -> Payload {
     let joined = union(capabilities);
     let all = Object::of(&joined);

@@ -177,6 +177,7 @@ async fn reopened(client: &EndpointClient, at: usize, last_event: Option<&str>) 
     let inbound = client.inbound(at, bytes::Bytes::new()).await?;
     let mut inbound = Inbound { method: Method::GET, accepted: AcceptedTypes::EventStream, ..inbound };
     inbound.headers.remove(headers::LAST_EVENT_ID);
+    // An empty id is no position.
     if let Some(id) = last_event.filter(|id| !id.is_empty()).and_then(|id| HeaderValue::from_str(id).ok()) {
         inbound.headers.insert(headers::LAST_EVENT_ID, id);
     }

@@ -138,6 +138,7 @@ impl InFlight {
         self.unwanted.insert(nonce, counted_as, Instant::now());
     }
 
+    /// Unmarks a session that its server did not end.
     pub(super) fn goes_on(&self, nonce: u128) {
         self.unwanted.remove(nonce);
     }

@@ -15,6 +15,7 @@ pub(super) const KEY_SET_BYTES_MAX: usize = 1 << 20;
 const KEYS_MAX: usize = 100;
 const RSA_BITS_MIN: usize = 2048;
 const RSA_BITS_MAX: usize = 8192;
+/// Members of private and of symmetric keys.
 const PRIVATE: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -67,8 +67,8 @@ impl SubjectToken {
     }
 }
 
-/// Identifies a principal at one client, with these scopes and groups: a narrow token never uses the credential of a wide one,
-/// nor a client's token that of another client, which the authorization server may not exchange (SEC-98).
+/// Identifies a principal at one client, with these scopes and groups. A narrow token never uses the credential of a wide one.
+/// No client uses the credential of another client, for which the authorization server might refuse the exchange (SEC-98).
 fn holder_of(caller: &Caller, claims: &Claims, token: &str) -> Digest {
     let principal = caller.principal.as_str().as_bytes();
     if caller.principal.is_shared() {

@@ -44,7 +44,7 @@ impl RpcError {
         self.message.len() + self.data.as_ref().map_or(0, Payload::len)
     }
 
-    /// A server's error in buffers of its own. A large one loses its data and the end of its message (B190).
+    /// Copies a server's error out of the buffer of its message. A large error loses its data and the end of its text (B190).
     #[must_use]
     pub fn bounded(self) -> Self {
         let bytes = self.bytes();

@@ -76,7 +76,7 @@ impl SessionTasksState {
         self.requests.knows(nonce, id)
     }
 
-    /// Ends when the client cancels the request, whose cancel is found until the future is dropped (LEG-14).
+    /// Ends when the client cancels the request (LEG-14). While this future lives, the gateway finds such a cancel.
     pub(super) fn withdrawal(&self, nonce: u128, id: &RequestId) -> BoxFuture<'static, ()> {
         let entry = self.requests.enter(nonce, id);
         Box::pin(async move { entry.withdrawn().cancelled().await })

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::json;
@@ -9,15 +10,21 @@ use serde_json::json;
 use super::client::{StandaloneClient, fault, text};
 use super::gate::{GatewayProcess, command_line, demo, environ, in_time};
 
-/// SEC-10: no variable of the gateway's own but three reaches a program.
-#[tokio::test]
-async fn sec_10_a_program_has_the_variables_that_are_written_and_three_more() {
+/// A gateway whose program has the variable `TOKEN` from this file.
+async fn gate_with_token_file() -> (GatewayProcess, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("token");
     fs::write(&file, "from a file\n").unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     let upstream = demo(dir.path().to_str().unwrap());
     let gate = GatewayProcess::start(dir, &format!("{upstream}env_files = {{ TOKEN = {file:?} }}\n")).await;
+    (gate, file)
+}
+
+/// SEC-10: no variable of the gateway's own but three reaches a program.
+#[tokio::test]
+async fn sec_10_a_program_has_the_variables_that_are_written_and_three_more() {
+    let (gate, _) = gate_with_token_file().await;
     let _client = StandaloneClient::session(&gate).await;
     let programs = gate.programs();
     let variables = environ(programs[0]);
@@ -31,12 +38,7 @@ async fn sec_10_a_program_has_the_variables_that_are_written_and_three_more() {
 /// A program may have several such files, and the error of a read names none.
 #[tokio::test]
 async fn a_file_of_a_variable_that_cannot_be_read_is_named_in_the_log() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("token");
-    fs::write(&file, "from a file\n").unwrap();
-    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
-    let upstream = demo(dir.path().to_str().unwrap());
-    let gate = GatewayProcess::start(dir, &format!("{upstream}env_files = {{ TOKEN = {file:?} }}\n")).await;
+    let (gate, file) = gate_with_token_file().await;
     fs::remove_file(&file).unwrap();
     let error = StandaloneClient::try_session(&gate).await.unwrap_err();
     assert_eq!(fault(&error)["executed"], "no", "{error}");
